@@ -1,0 +1,101 @@
+"""Questions to the operating system's network, and the spelling of addresses. No torch. Level 2."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+import psutil
+
+from dilocox.errors import ConfigError
+
+Family = Literal["ipv4", "ipv6"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is asked of the operating system; tests hand in their own.
+
+    Attributes:
+        interfaces: addresses of each interface, IPv4 and IPv6, without scope.
+        resolve: addresses of a host name; empty when it is unknown.
+        route_source: local address from which packets to (address, port) leave, None without a route.
+    """
+
+    interfaces: Callable[[], Mapping[str, Sequence[str]]]
+    resolve: Callable[[str], Sequence[str]]
+    route_source: Callable[[str, int], str | None]
+
+
+def bracketed(host: str) -> str:
+    """IPv6 literals get the brackets that URLs and HOST:PORT need."""
+    return f"[{host}]" if ":" in host else host
+
+
+def split_host_port(address: str, *, field: str) -> tuple[str, int]:
+    """HOST:PORT or http://HOST:PORT into its parts; IPv6 literals stand in brackets.
+
+    Raises:
+        ConfigError: `address` has no host or no port; names `field`.
+    """
+    rule = "needs the form http://HOST:PORT, an IPv6 address in brackets: http://[2001:db8::1]:29510"
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigError(field, address, rule) from None
+    if not host or not port or parts.scheme not in ("", "http"):
+        raise ConfigError(field, address, rule)
+    return host, port
+
+
+def is_loopback(address: str) -> bool:
+    """True for 127.0.0.0/8 and ::1."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def family_of(address: str) -> Family:
+    return "ipv6" if ipaddress.ip_address(address).version == 6 else "ipv4"
+
+
+def system_network() -> Network:
+    """The network of this host."""
+    return Network(interfaces=_interfaces, resolve=_resolve, route_source=_route_source)
+
+
+def is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _interfaces() -> dict[str, list[str]]:
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [entry.address.partition("%")[0] for entry in entries if entry.family in families]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(sockaddr[0]).partition("%")[0] for *_, sockaddr in answers]
+
+
+def _route_source(address: str, port: int) -> str | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))  # UDP: sends nothing, only asks the routing table
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
