@@ -1,0 +1,69 @@
+"""What level 2 may ask of its own island: one tiny all-reduce. Level 2.
+
+Every rank exchanges its own part over the WAN, but some decisions are the island's: is the pseudo-gradient
+finite, how long is it, did every rank get its quorum. They are summed over a group of their own, so the
+exchange thread never touches the groups that the training thread is using.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Island(Protocol):
+    """The ranks of this island.
+
+    Attributes:
+        rank: this rank in the island's world.
+        num_ranks: size of that world.
+    """
+
+    rank: int
+    num_ranks: int
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums each value over the ranks of this island, in fp64; equal on all of them."""
+
+    def share(self, value: str) -> str:
+        """Returns rank 0's text on every rank."""
+
+
+class GlooIsland:
+    """`Island` over a gloo group.
+
+    Collective: both methods, by all ranks of the island, in the same order, from one thread.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank = dist.get_rank(group)
+        self.num_ranks = dist.get_world_size(group)
+        self._group = group
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        total = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return [float(value) for value in total]
+
+    def share(self, value: str) -> str:
+        box = [value]
+        dist.broadcast_object_list(
+            box, src=dist.get_global_rank(self._group, 0), group=self._group, device=torch.device("cpu")
+        )
+        return box[0]
+
+
+class LoneRank:
+    """`Island` of one rank, without a process group."""
+
+    rank = 0
+    num_ranks = 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [float(value) for value in values]
+
+    def share(self, value: str) -> str:
+        return value

@@ -1,0 +1,257 @@
+"""Who is in: rounds on torchft's quorum, vote and healing. Level 2, exchange thread only.
+
+torchft decides membership; this module adds what it does not know: identity of the run, the hello of each
+round in island order, and errors that all ranks of the island see alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore
+from torchft.checkpointing.pg_transport import PGTransport
+from torchft.coordination import LighthouseServer
+from torchft.manager import Manager
+
+from dilocox.config import WanConfig
+from dilocox.errors import IdentityError, QuorumError, WanError
+from dilocox.outer.island import Island
+from dilocox.outer.wan.address import WanAddress, pick_port
+from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.process_group import WanProcessGroup
+
+State = dict[str, Any]
+_HELLO_BYTES = 640
+
+
+class TorchftTransport:
+    """`Transport` over the WAN process group, for the members of one round."""
+
+    def __init__(self, group: WanProcessGroup, *, order: Sequence[int], me: int) -> None:
+        self.weights: Sequence[float] = [0.0] * len(order)
+        self.index = order.index(me)
+        self.bytes_sent = 0
+        self._group = group
+        self._order = list(order)  # position in island order -> rank in the group
+
+    def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
+        empty = torch.empty(0, dtype=torch.uint8)
+        send, sizes = [empty] * len(messages), [0] * len(messages)
+        for position, rank in enumerate(self._order):
+            if position != self.index:
+                send[rank], sizes[rank] = messages[position], recv_bytes[position]
+                self.bytes_sent += messages[position].numel()
+        try:
+            received = self._group.all_to_all(send, sizes)
+        except RuntimeError as error:
+            raise WanError(f"exchange with the other islands failed: {error}") from error
+        result = [received[rank] for rank in self._order]
+        result[self.index] = messages[self.index]
+        return result
+
+
+class TorchftRound:
+    """One quorum: its members in island order, their transport, and the vote.
+
+    Attributes:
+        healed: what another island handed over because this one was behind, else None. It is the state
+            before this round's update.
+    """
+
+    def __init__(
+        self, manager: Manager, members: list[Hello], transport: TorchftTransport, healed: State | None
+    ) -> None:
+        self.members = members
+        self.transport = transport
+        self.healed = healed
+        self._manager = manager
+
+    def commit(self, ok: bool) -> bool:
+        """Votes; True only if every rank of this island said ok and enough islands take part.
+
+        Collective: all ranks of this island. Called once a round.
+        """
+        if not ok:
+            self._manager.report_error(WanError("this rank votes against the sync"))
+        return bool(self._manager.should_commit())
+
+
+class TorchftWan:
+    """The WAN of one rank: opens rounds with the ranks of equal coordinate on the other islands.
+
+    Collective: construction, `open_round` and `Round.commit`, by all ranks of the island in the same order.
+
+    Args:
+        settings: the `wan` section; `lighthouse` must be set.
+        address: where this rank listens.
+        island_id: id of this island.
+        island: this island's ranks, over a group that only the exchange thread uses.
+        identity: what islands must agree on, as field -> value.
+    """
+
+    def __init__(
+        self,
+        settings: WanConfig,
+        *,
+        address: WanAddress,
+        island_id: int,
+        island: Island,
+        identity: Mapping[str, str],
+    ) -> None:
+        if settings.lighthouse is None:
+            raise QuorumError("wan.lighthouse is not set")
+        timeout = timedelta(seconds=settings.timeout_s)
+        self._island = island
+        self._island_id = island_id
+        self._lighthouse = settings.lighthouse
+        self._wait_s = settings.timeout_s + settings.grace_s
+        self._healed: State | None = None
+        self._get_state: Callable[[], State] = dict
+        self._store, host, port = _island_store(address, settings.port_range, island)
+        self._group = WanProcessGroup(
+            address.interface, streams=settings.streams, identity=identity, timeout=timeout
+        )
+        logging.getLogger("torchft").setLevel(logging.ERROR)
+        self._manager = Manager(
+            pg=self._group,
+            load_state_dict=self._take_state,
+            state_dict=lambda: self._get_state(),
+            min_replica_size=settings.min_islands,
+            use_async_quorum=False,
+            init_sync=False,
+            timeout=timeout,
+            quorum_timeout=timedelta(seconds=self._wait_s),
+            connect_timeout=timedelta(seconds=min(settings.timeout_s, 30.0)),
+            rank=island.rank,
+            world_size=island.num_ranks,
+            store_addr=host,
+            store_port=port,
+            lighthouse_addr=settings.lighthouse,
+            replica_id=f"{identity.get('run_id', 'run')}-island-{island_id}",
+            hostname=address.host_in_url(),
+            port=pick_port(settings.port_range) if island.rank == 0 else None,
+            heartbeat_interval=timedelta(seconds=1),
+            checkpoint_transport=PGTransport(self._group, timeout, torch.device("cpu")),
+        )
+
+    @property
+    def step(self) -> int:
+        """Committed syncs, as torchft counts them; the island with more of them heals the others."""
+        return int(self._manager.current_step())
+
+    def set_step(self, step: int) -> None:
+        """Continues the count of a checkpoint."""
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def serve_state(self, get_state: Callable[[], State]) -> None:
+        """Sets what an island that is behind receives; called in the exchange thread during a quorum."""
+        self._get_state = get_state
+
+    def open_round(self, hello: Hello) -> TorchftRound:
+        """Waits for a quorum and swaps hellos; an island that was healed only listens in this round.
+
+        Raises:
+            QuorumError: no quorum in time, on all ranks of this island alike.
+            IdentityError: an island of another run or with equal id is there.
+            WanError: the hellos did not get through.
+        """
+        self._healed = None
+        error = self._start_quorum()
+        self._agree(error, "quorum")
+        if self._healed is not None:
+            hello = dataclasses.replace(hello, kind="join", weight=0.0)
+        error, members, transport = None, [], None
+        try:
+            members, transport = self._swap_hellos(hello)
+        except WanError as problem:
+            error = problem
+        self._agree(error, "hello", vote=True)
+        assert transport is not None
+        return TorchftRound(self._manager, members, transport, self._healed)
+
+    def abort(self) -> None:
+        """Breaks off the round that is open; its collective fails. May be called from any thread."""
+        self._group.abort(errored=False)
+
+    def shutdown(self) -> None:
+        """Leaves: no more heartbeats, and nothing waits for this island any more."""
+        self._manager.shutdown(wait=False)
+
+    def _start_quorum(self) -> WanError | None:
+        try:
+            self._manager.start_quorum()
+        except Exception as error:  # torchft raises what gRPC gave it; the kind of failure is its text
+            return QuorumError(f"no quorum from {self._lighthouse} within {self._wait_s:.0f} s: {error}")
+        if (problem := self._manager.errored()) is not None:
+            cause = problem.original_exception
+            self._manager.should_commit()  # votes no, so that torchft builds a new group next time
+            return cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
+        return None
+
+    def _agree(self, error: WanError | None, what: str, *, vote: bool = False) -> None:
+        """Raises on every rank of the island if one of them has an error."""
+        num_failed = self._island.sum([float(error is not None)])[0]
+        if not num_failed:
+            return
+        if vote:
+            self._manager.report_error(error or WanError(what))
+            self._manager.should_commit()
+        if error is not None:
+            raise error
+        raise WanError(f"{what} failed on {num_failed:.0f} other rank(s) of this island")
+
+    def _swap_hellos(self, hello: Hello) -> tuple[list[Hello], TorchftTransport]:
+        size = self._group.size()
+        me = self._group.rank_in_quorum
+        text = json.dumps(dataclasses.asdict(hello)).encode().ljust(_HELLO_BYTES)
+        message = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        swap = TorchftTransport(self._group, order=range(size), me=me)
+        received = swap.all_to_all([message] * size, [_HELLO_BYTES] * size)
+        hellos = [Hello(**json.loads(bytes(data.numpy()))) for data in received]
+        order = sorted(range(size), key=lambda rank: hellos[rank].island)
+        members = [hellos[rank] for rank in order]
+        if len({member.island for member in members}) < size:
+            raise IdentityError(f"two islands have the same id: {[member.island for member in members]}")
+        transport = TorchftTransport(self._group, order=order, me=me)
+        transport.weights = [member.weight for member in members]
+        transport.bytes_sent = swap.bytes_sent
+        return members, transport
+
+    def _take_state(self, state: State) -> None:
+        self._healed = state
+
+
+def _island_store(address: WanAddress, port_range: str | None, island: Island) -> tuple[TCPStore | None, str, int]:
+    """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
+    store = None
+    if island.rank == 0:
+        store = TCPStore(
+            address.address, pick_port(port_range) or 0, is_master=True, wait_for_workers=False
+        )
+    host, port = json.loads(island.share(json.dumps([address.address, store.port if store else 0])))
+    return store, host, int(port)
+
+
+def serve_lighthouse(bind: str, *, min_islands: int, grace_s: float) -> LighthouseServer:
+    """Starts torchft's lighthouse in this process.
+
+    Args:
+        bind: `HOST:PORT` to listen on; port 0 takes a free one.
+        min_islands: fewest islands in a quorum.
+        grace_s: seconds a quorum waits for islands that are alive but late.
+    """
+    return LighthouseServer(
+        bind=bind,
+        min_replicas=min_islands,
+        join_timeout_ms=int(grace_s * 1000),
+        quorum_tick_ms=100,
+        # ten missed heartbeats: data on a slow link may delay one, not ten
+        heartbeat_timeout_ms=10_000,
+    )

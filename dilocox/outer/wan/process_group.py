@@ -1,0 +1,133 @@
+"""The WAN process group of one coordinate: torchft's reconfigurable gloo, on a chosen interface. Level 2.
+
+Three things are added to torchft's `ProcessGroupGloo`: it binds to the WAN interface instead of whatever
+the host name resolves to, it refuses islands of another run before connecting to them, and it can spread a
+message over several TCP connections a pair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch.distributed import AllToAllOptions, PrefixStore, Store
+from torch.distributed import ProcessGroup as BaseProcessGroup
+from torch.distributed import ProcessGroupGloo as TorchGloo
+from torchft.process_group import ProcessGroupGloo, create_store_client
+
+from dilocox.errors import IdentityError
+
+
+class WanProcessGroup(ProcessGroupGloo):
+    """Ranks of equal coordinate, one of each island in the quorum.
+
+    Args:
+        interface: network interface that carries the WAN traffic.
+        streams: TCP connections a pair of ranks; a message is cut into that many parts.
+        identity: what all members must agree on, as field -> value; compared before any connection.
+        timeout: longest wait of one operation.
+    """
+
+    def __init__(
+        self, interface: str, *, streams: int, identity: Mapping[str, str], timeout: timedelta
+    ) -> None:
+        super().__init__(timeout=timeout)
+        self._interface = interface
+        self._num_streams = streams
+        self._identity = dict(identity)
+        self._streams: list[TorchGloo] = []
+        self.rank_in_quorum = 0
+
+    def configure(
+        self,
+        store_addr: str,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        group_rank: int | None = None,
+        group_world_size: int | None = None,
+        global_ranks: list[int] | None = None,
+    ) -> None:
+        """Leaves the old group and joins the one of a new quorum; called by torchft's Manager.
+
+        Raises:
+            IdentityError: a member differs in a field of `identity`.
+        """
+        self.rank_in_quorum = rank
+        self._check_identity(store_addr, rank, world_size, is_speaker=group_rank == 0)
+        super().configure(
+            store_addr,
+            replica_id,
+            rank,
+            world_size,
+            quorum_id,
+            group_rank,
+            group_world_size,
+            global_ranks,
+        )
+
+    def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
+        """Sends messages[k] to member k and returns recv_bytes[k] bytes from each; uint8, CPU, 1-D."""
+        works, parts = [], []
+        for stream, group in enumerate(self._streams):
+            cuts = [self._cut(message.numel(), stream) for message in messages]
+            received = [stop - start for start, stop in (self._cut(n, stream) for n in recv_bytes)]
+            send = torch.cat(
+                [message[start:stop] for message, (start, stop) in zip(messages, cuts, strict=True)]
+            )
+            output = torch.empty(sum(received), dtype=torch.uint8)
+            if send.numel() + output.numel():
+                sizes = [stop - start for start, stop in cuts]
+                works.append(group.alltoall_base(output, send, received, sizes, AllToAllOptions()))
+            parts.append(output.split(received))
+        for work in works:
+            work.wait(self._timeout)
+        return [torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)]
+
+    def abort(self, errored: bool = True) -> None:
+        """Breaks off what is running; waiting operations fail at once."""
+        for group in self._streams:
+            group.abort()
+        self._streams = []
+        super().abort(errored)
+
+    def _cut(self, num_bytes: int, stream: int) -> tuple[int, int]:
+        return num_bytes * stream // self._num_streams, num_bytes * (stream + 1) // self._num_streams
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> BaseProcessGroup:
+        self._streams = [
+            self._connect(PrefixStore(f"stream{stream}", store), rank, world_size)
+            for stream in range(self._num_streams)
+        ]
+        # torchft's healing sends and receives over the first stream.
+        group = BaseProcessGroup(store, rank, world_size)
+        group._set_default_backend(BaseProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), BaseProcessGroup.BackendType.GLOO, self._streams[0])
+        return group
+
+    def _connect(self, store: Store, rank: int, world_size: int) -> TorchGloo:
+        options = TorchGloo._Options()
+        options._timeout = self._timeout
+        options._devices = [TorchGloo.create_device(interface=self._interface)]
+        group = TorchGloo(store, rank, world_size, options)
+        group._set_sequence_number_for_group()
+        return group
+
+    def _check_identity(self, store_addr: str, rank: int, world_size: int, *, is_speaker: bool) -> None:
+        # torchft's address ends with the rank inside the island; identity is a matter of whole islands,
+        # also of such with another number of ranks, so all ranks read the same keys.
+        store = create_store_client(f"{store_addr.rpartition('/')[0]}/identity", timeout=self._timeout)
+        if is_speaker:
+            store.set(str(rank), json.dumps(self._identity))
+        for member in range(world_size):
+            theirs = json.loads(store.get(str(member)))
+            for field, mine in self._identity.items():
+                if theirs.get(field) != mine:
+                    raise IdentityError(
+                        f"member {member} of the quorum has {field} {theirs.get(field)!r}, this island has "
+                        f"{mine!r}: islands of one lighthouse must belong to one run"
+                    )
