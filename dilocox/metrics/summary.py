@@ -1,0 +1,230 @@
+"""`summary.json`: each island's own, and the run's, merged from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from dilocox.config import Config
+from dilocox.metrics.files import SUMMARY, island_dir, write_json
+from dilocox.metrics.interface_bytes import InterfaceBytes
+from dilocox.metrics.throughput import Throughput, overlap_efficiency
+from dilocox.metrics.totals import Totals
+
+Status = Literal["running", "completed", "interrupted", "failed"]
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What only the training loop knows at its end.
+
+    Attributes:
+        parameters: elements of the whole model, each counted once.
+        anchor_hash: hash over all anchors of the island.
+        predicted_bytes: payload bytes that the settings predict for this island's outer steps.
+        sample: text generated from the anchor.
+    """
+
+    status: Status
+    run_id: str
+    parameters: int
+    outer_steps: int
+    anchor_hash: str
+    predicted_bytes: int
+    sample: str | None = None
+
+
+@dataclass(frozen=True)
+class IslandSummary:
+    """`island_I/summary.json`. Bytes, tokens and seconds are this island's."""
+
+    island_id: int
+    run_id: str
+    status: Status
+    num_islands: int
+    layout: dict[str, int]
+    parameters: int
+    inner_steps: int
+    outer_steps: int
+    tokens: int
+    wall_s: float
+    compute_s: float
+    exchange_s: float
+    blocked_s: float
+    lm_loss: float | None
+    first_val_loss: float | None
+    val_loss: float | None
+    codec: str
+    payload_bytes_sent: int
+    predicted_bytes: int
+    socket_bytes_sent: int | None
+    socket_bytes_note: str | None
+    data_parallel_bytes: int
+    anchor_hash: str
+    failures: dict[str, int]
+    sample: str | None
+
+
+def island_summary(
+    config: Config,
+    *,
+    island_id: int,
+    outcome: Outcome,
+    totals: Totals,
+    throughput: Throughput,
+    interface: InterfaceBytes,
+) -> IslandSummary:
+    """Puts the figures of one island together."""
+    parallel = config.parallel
+    return IslandSummary(
+        island_id=island_id,
+        run_id=outcome.run_id,
+        status=outcome.status,
+        num_islands=parallel.num_islands,
+        layout={
+            "tp": parallel.tensor_model_parallel_size,
+            "pp": parallel.pipeline_model_parallel_size,
+            "dp": parallel.data_parallel_size,
+        },
+        parameters=outcome.parameters,
+        inner_steps=totals.inner_steps,
+        outer_steps=outcome.outer_steps,
+        tokens=totals.tokens,
+        wall_s=throughput.wall_s,
+        compute_s=throughput.compute_s,
+        exchange_s=throughput.exchange_s,
+        blocked_s=throughput.blocked_s,
+        lm_loss=_finite(totals.last_lm_loss),
+        first_val_loss=_finite(totals.first_val_loss),
+        val_loss=_finite(totals.val_loss),
+        codec="none" if config.outer.method != "diloco" else config.outer.codec,
+        payload_bytes_sent=totals.payload_bytes_sent,
+        predicted_bytes=outcome.predicted_bytes,
+        socket_bytes_sent=interface.sent,
+        socket_bytes_note=interface.reason,
+        data_parallel_bytes=data_parallel_bytes(
+            outcome.parameters, num_islands=parallel.num_islands, inner_steps=totals.inner_steps
+        ),
+        anchor_hash=outcome.anchor_hash,
+        failures=totals.failures,
+        sample=outcome.sample,
+    )
+
+
+def data_parallel_bytes(parameters: int, *, num_islands: int, inner_steps: int) -> int:
+    """What one island would send to average fp32 gradients at every inner step, without a codec.
+
+    An all-reduce sends 2 (K - 1) / K times the gradient from each of K islands.
+    """
+    return 2 * (num_islands - 1) * FP32_BYTES * parameters * inner_steps // num_islands
+
+
+def write_island_summary(run_dir: Path, summary: IslandSummary) -> None:
+    write_json(island_dir(run_dir, summary.island_id) / SUMMARY, asdict(summary))
+
+
+def read_island_summaries(run_dir: Path) -> list[IslandSummary]:
+    """Summaries of the islands that have ended, in island order."""
+    paths = run_dir.glob(f"island_*/{SUMMARY}")
+    found = (IslandSummary(**json.loads(path.read_text())) for path in paths)
+    return sorted(found, key=lambda summary: summary.island_id)
+
+
+def merge(run_dir: Path, *, all_ended: bool = False) -> dict[str, object]:
+    """Writes the run's `summary.json` from the islands' and returns it.
+
+    Each island calls it at its end, so the last one leaves the full picture; a launcher that knows that
+    all have ended says so, and an island without a summary then counts as failed, not as running.
+
+    Raises:
+        FileNotFoundError: no island has ended with a summary.
+    """
+    islands = read_island_summaries(run_dir)
+    if not islands:
+        raise FileNotFoundError(f"no island summary below {run_dir}")
+    merged = _merged(islands, all_ended=all_ended)
+    write_json(run_dir / SUMMARY, merged)
+    return merged
+
+
+def _merged(islands: list[IslandSummary], *, all_ended: bool) -> dict[str, object]:
+    first = islands[0]
+    missing = sorted(set(range(first.num_islands)) - {island.island_id for island in islands})
+    outer_steps = max(island.outer_steps for island in islands)
+    wall_s = max(island.wall_s for island in islands)
+    tokens = sum(island.tokens for island in islands)
+    val_loss = _mean(island.val_loss for island in islands)
+    failures: Counter[str] = Counter()
+    for island in islands:
+        failures.update(island.failures)
+    return {
+        "run_id": first.run_id,
+        "status": _status(islands, missing, all_ended=all_ended),
+        "num_islands": first.num_islands,
+        "layout": first.layout,
+        "parameters": first.parameters,
+        "inner_steps": max(island.inner_steps for island in islands),
+        "outer_steps": outer_steps,
+        "tokens": tokens,
+        "wall_s": wall_s,
+        "tokens_per_s": tokens / wall_s if wall_s > 0 else None,
+        "first_val_loss": _mean(island.first_val_loss for island in islands),
+        "val_loss": val_loss,
+        "val_perplexity": None if val_loss is None else math.exp(min(val_loss, 700.0)),
+        "compute_utilisation": _mean(
+            island.compute_s / island.wall_s if island.wall_s > 0 else None for island in islands
+        ),
+        "overlap_efficiency": overlap_efficiency(
+            exchange_s=sum(island.exchange_s for island in islands),
+            blocked_s=sum(island.blocked_s for island in islands),
+        ),
+        "wan": _merged_wan(islands, outer_steps),
+        "anchors_identical": not missing
+        and len({(island.anchor_hash, island.outer_steps) for island in islands}) == 1,
+        "anchor_hash": first.anchor_hash,
+        "failures": {**failures, "missing_islands": missing},
+        "sample": first.sample,
+        "islands": [asdict(island) for island in islands],
+    }
+
+
+def _merged_wan(islands: list[IslandSummary], outer_steps: int) -> dict[str, object]:
+    """Bytes are sums over the islands; bits per parameter are those of the average island."""
+    first = islands[0]
+    payload = sum(island.payload_bytes_sent for island in islands)
+    sockets = [island.socket_bytes_sent for island in islands]
+    counted = [count for count in sockets if count is not None]
+    model_rounds = first.parameters * outer_steps * len(islands)
+    return {
+        "codec": first.codec,
+        "payload_bytes_sent": payload,
+        "predicted_bytes": sum(island.predicted_bytes for island in islands),
+        "socket_bytes_sent": sum(counted) if len(counted) == len(sockets) else None,
+        "socket_bytes_note": first.socket_bytes_note,
+        "bits_per_parameter_per_outer_step": 8 * payload / model_rounds if model_rounds else None,
+        "data_parallel_bytes": sum(island.data_parallel_bytes for island in islands),
+    }
+
+
+def _status(islands: list[IslandSummary], missing: list[int], *, all_ended: bool) -> Status:
+    states = {island.status for island in islands}
+    if "failed" in states or (missing and all_ended):
+        return "failed"
+    if missing:
+        return "running"
+    return "interrupted" if "interrupted" in states else "completed"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,97 @@
+"""Where the seconds go: compute utilisation, tokens a second, overlap efficiency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Seconds = float
+
+
+class Throughput:
+    """Adds up seconds and tokens of one island's training loop over all its resumes.
+
+    The wall clock runs between `start` and `stop`, less the seconds inside `paused` (validation and
+    checkpoints are neither training nor communication). All figures cover what `load_state_dict` has
+    brought back from earlier parts of the run.
+    """
+
+    def __init__(self, clock: Callable[[], Seconds] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started_at: Seconds | None = None
+        self._wall_s = 0.0
+        self.compute_s = 0.0
+        self.exchange_s = 0.0
+        self.blocked_s = 0.0
+        self.tokens = 0
+
+    def start(self) -> None:
+        """The training loop begins."""
+        self._started_at = self._clock()
+
+    def stop(self) -> None:
+        """The training loop has ended; may be called twice."""
+        self._wall_s = self.wall_s
+        self._started_at = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Seconds in this block are not seconds of training."""
+        running = self._started_at is not None
+        self.stop()
+        try:
+            yield
+        finally:
+            if running:
+                self.start()
+
+    def add_step(self, *, tokens: int, compute_s: Seconds) -> None:
+        """One inner step: the island's tokens, and seconds of inner compute."""
+        self.tokens += tokens
+        self.compute_s += compute_s
+
+    def add_sync(self, *, exchange_s: Seconds, blocked_s: Seconds) -> None:
+        """One exchange, committed or not."""
+        self.exchange_s += exchange_s
+        self.blocked_s += blocked_s
+
+    @property
+    def wall_s(self) -> Seconds:
+        running = 0.0 if self._started_at is None else self._clock() - self._started_at
+        return self._wall_s + running
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.wall_s if self.wall_s > 0 else None
+
+    @property
+    def compute_utilisation(self) -> float | None:
+        """Inner compute seconds / wall seconds; None before the first second."""
+        return self.compute_s / self.wall_s if self.wall_s > 0 else None
+
+    @property
+    def overlap_efficiency(self) -> float | None:
+        """1 - seconds blocked / seconds exchanged; None without an exchange."""
+        return overlap_efficiency(exchange_s=self.exchange_s, blocked_s=self.blocked_s)
+
+    def state_dict(self) -> dict[str, float]:
+        return {
+            "wall_s": self.wall_s,
+            "compute_s": self.compute_s,
+            "exchange_s": self.exchange_s,
+            "blocked_s": self.blocked_s,
+            "tokens": self.tokens,
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self._wall_s = state["wall_s"]
+        self.compute_s = state["compute_s"]
+        self.exchange_s = state["exchange_s"]
+        self.blocked_s = state["blocked_s"]
+        self.tokens = int(state["tokens"])
+
+
+def overlap_efficiency(*, exchange_s: Seconds, blocked_s: Seconds) -> float | None:
+    """1 - blocked / exchange, never below 0: waiting may also include a late island's quorum."""
+    return max(0.0, 1.0 - blocked_s / exchange_s) if exchange_s > 0 else None

@@ -1,0 +1,137 @@
+"""The recorder: who writes what, log lines, and steps that stay unique after a resume."""
+
+import json
+import re
+
+import pytest
+
+from dilocox.config import Config
+from dilocox.metrics.jsonl import JsonlTail, JsonlWriter, read_records, truncate_after
+from dilocox.metrics.recorder import Recorder
+from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord
+from tests.metrics.test_records import EVENT, SYNC
+
+CONFIG = Config.model_validate(
+    {"inner": {"train_iters": 5, "global_batch_size": 4}, "logging": {"log_interval": 2}}
+)
+
+
+def inner(step, loss=2.0):
+    return InnerRecord(
+        inner_step=step, lm_loss=loss, grad_norm=1.0, lr=1e-3, tokens=512, step_time_s=step / 10
+    )
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def recorder(**options):
+        made.append(Recorder(tmp_path, **{"island_id": 1, "rank": 0, "config": CONFIG, **options}))
+        return made[-1]
+
+    yield recorder
+    for each in made:
+        each.close()
+
+
+def steps(path):
+    return [record.inner_step for record in read_records(path) if isinstance(record, InnerRecord)]
+
+
+def test_only_rank_0_writes_metrics_and_every_rank_has_a_log(make, tmp_path):
+    for rank in (1, 0):
+        recorder = make(rank=rank)
+        recorder.inner(inner(2))
+        recorder.sync(SYNC)
+        recorder.close()
+    island = tmp_path / "island_1"
+    assert [r.kind for r in read_records(island / "metrics.jsonl")] == ["inner", "sync"]
+    assert "[island 1 rank 1]" in (island / "rank_1.log").read_text()
+    assert "[island 1] " in (island / "rank_0.log").read_text()
+
+
+def test_iteration_line_is_megatrons(make, capfd):
+    recorder = make()
+    for step in range(1, 6):
+        recorder.inner(inner(step))
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3  # steps 2, 4 and the last one
+    assert re.fullmatch(
+        r"\[island 1\] iteration +2/ +5 \| consumed samples: +8 \| "
+        r"elapsed time per iteration \(ms\): 150\.0 \| learning rate: 1\.000000E-03 \| global batch size: +4 \| lm loss: 2\.000000E\+00 "
+        r"\| grad norm: 1\.000 \|",
+        lines[0],
+    )
+    assert "(ms): 350.0" in lines[1]  # the mean of the steps since the last line
+
+
+def test_sync_line_and_silent_other_ranks(make, capfd):
+    make(rank=1).sync(SYNC)
+    assert capfd.readouterr().err == ""
+    make(rank=0).sync(SYNC)
+    assert (
+        "outer step 1 | fragment 2 | participants 2 | pseudo-gradient norm 0.500 | cosine 0.800 | "
+        "sent 0.001 MB | exchange 2.000 s | blocked 0.500 s |" in capfd.readouterr().err
+    )
+
+
+def test_resume_drops_what_will_be_repeated_and_keeps_events(make, tmp_path):
+    first = make()
+    for step in range(1, 5):
+        first.inner(inner(step))
+    first.eval(EvalRecord(inner_step=4, val_loss=1.0))
+    first.event("leave", 4, island=0)
+    first.close()
+    second = make(resumed_step=2)
+    assert second.totals.inner_steps == 2 and second.totals.tokens == 1024
+    second.inner(inner(3, loss=9.0))
+    path = tmp_path / "island_1" / "metrics.jsonl"
+    assert steps(path) == [1, 2, 3]
+    assert [r.kind for r in read_records(path)] == ["inner", "inner", "event", "inner"]
+    assert second.totals.failures["leave"] == 1
+
+
+def test_a_fresh_start_forgets_an_older_run(make, tmp_path):
+    make().inner(inner(1))
+    (tmp_path / "island_1" / "summary.json").write_text("{}")
+    make()
+    assert read_records(tmp_path / "island_1" / "metrics.jsonl") == []
+    assert not (tmp_path / "island_1" / "summary.json").exists()
+
+
+def test_a_torn_line_is_not_glued_to_the_next_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonlWriter(path)
+    writer.write(inner(1))
+    writer.close()
+    with path.open("a") as file:
+        file.write('{"kind": "inner", "inn')
+    writer = JsonlWriter(path)
+    writer.write(inner(2))
+    writer.close()
+    assert steps(path) == [1, 2]
+    with path.open("a") as file:
+        file.write("{")
+    truncate_after(path, 1)
+    assert steps(path) == [1]
+
+
+def test_tail_waits_for_whole_lines_and_notices_a_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = JsonlTail(path)
+    assert tail.read_new() == []
+    writer = JsonlWriter(path)
+    writer.write(inner(1))
+    writer.write(EVENT)
+    assert tail.read_new() == [inner(1), EVENT]
+    line = json.dumps({"kind": "eval", "inner_step": 1, "val_loss": 2.0})
+    with path.open("a") as file:
+        file.write(line[:20])
+        file.flush()
+        assert tail.read_new() == []
+        file.write(line[20:] + "\n")
+    assert tail.read_new() == [EvalRecord(inner_step=1, val_loss=2.0)]
+    writer.close()
+    truncate_after(path, 0)
+    assert tail.read_new() == [EventRecord(inner_step=30, event="leave", details={"island": 1})]

@@ -1,0 +1,137 @@
+"""summary.json: the contract's keys, sums and means over islands, verdicts."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from dilocox.config import Config
+from dilocox.metrics.interface_bytes import InterfaceBytes
+from dilocox.metrics.records import EvalRecord
+from dilocox.metrics.summary import (
+    Outcome,
+    data_parallel_bytes,
+    island_summary,
+    merge,
+    write_island_summary,
+)
+from dilocox.metrics.throughput import Throughput
+from dilocox.metrics.totals import Totals
+from tests.metrics.test_records import INNER, SYNC
+
+CONFIG = Config.model_validate(
+    {"parallel": {"ranks_per_island": 2, "tensor_model_parallel_size": 2}, "outer": {"codec": "int4"}}
+)
+
+
+def make(island_id, **changes):
+    totals, throughput = Totals(), Throughput()
+    for record in (EvalRecord(0, 8.0), replace(INNER, inner_step=30), SYNC, EvalRecord(30, 3.0)):
+        totals.add(record)
+    throughput.load_state_dict(
+        {"wall_s": 10.0, "compute_s": 9.0, "exchange_s": 2.0, "blocked_s": 0.5, "tokens": 512}
+    )
+    outcome = Outcome(
+        status="completed",
+        run_id="r",
+        parameters=500,
+        outer_steps=2,
+        anchor_hash="h",
+        predicted_bytes=990,
+        sample="def f",
+    )
+    summary = island_summary(
+        CONFIG,
+        island_id=island_id,
+        outcome=outcome,
+        totals=totals,
+        throughput=throughput,
+        interface=InterfaceBytes("lo"),
+    )
+    return replace(summary, **changes)
+
+
+def merged(tmp_path, *islands, **options):
+    for island in islands:
+        write_island_summary(tmp_path, island)
+    result = merge(tmp_path, **options)
+    assert json.loads((tmp_path / "summary.json").read_text()) == result
+    return result
+
+
+def test_keys_of_the_contract(tmp_path):
+    result = merged(tmp_path, make(0), make(1))
+    names = (
+        "run_id status num_islands layout parameters inner_steps outer_steps tokens wall_s tokens_per_s "
+        "val_loss val_perplexity compute_utilisation overlap_efficiency wan anchors_identical anchor_hash failures"
+    )
+    assert set(names.split()) <= set(result)
+    wan = "codec payload_bytes_sent predicted_bytes socket_bytes_sent bits_per_parameter_per_outer_step"
+    assert set(wan.split()) <= set(result["wan"])
+    assert result["layout"] == {"tp": 2, "pp": 1, "dp": 1}
+
+
+def test_figures(tmp_path):
+    result = merged(tmp_path, make(0), make(1, wall_s=20.0))
+    assert result["status"] == "completed" and result["anchors_identical"] is True
+    assert result["tokens"] == 1024 and result["tokens_per_s"] == 1024 / 20
+    assert result["first_val_loss"] == 8.0 and result["val_loss"] == 3.0
+    assert result["val_perplexity"] == pytest.approx(math.exp(3.0))
+    assert result["compute_utilisation"] == pytest.approx((0.9 + 0.45) / 2)
+    assert result["overlap_efficiency"] == 0.75
+    wan = result["wan"]
+    assert wan["payload_bytes_sent"] == 2000 and wan["predicted_bytes"] == 1980
+    assert wan["bits_per_parameter_per_outer_step"] == 8 * 1000 / (500 * 2)
+    assert wan["socket_bytes_sent"] is None and "loopback" in wan["socket_bytes_note"]
+    assert wan["data_parallel_bytes"] == 2 * 4 * 500 * 30
+    assert result["failures"]["discarded_syncs"] == 0
+
+
+def test_socket_bytes_add_up_only_if_every_island_counted(tmp_path):
+    assert (
+        merged(tmp_path, make(0, socket_bytes_sent=5), make(1, socket_bytes_sent=6))["wan"][
+            "socket_bytes_sent"
+        ]
+        == 11
+    )
+    assert merged(tmp_path, make(0, socket_bytes_sent=5), make(1))["wan"]["socket_bytes_sent"] is None
+
+
+@pytest.mark.parametrize("changes", [{"anchor_hash": "x"}, {"outer_steps": 3}])
+def test_anchors_differ(tmp_path, changes):
+    assert merged(tmp_path, make(0), make(1, **changes))["anchors_identical"] is False
+
+
+@pytest.mark.parametrize(
+    "statuses, all_ended, verdict",
+    [
+        (["completed", "completed"], True, "completed"),
+        (["completed", "interrupted"], True, "interrupted"),
+        (["completed", "failed"], True, "failed"),
+        (["completed"], True, "failed"),
+        (["completed"], False, "running"),
+    ],
+)
+def test_status(tmp_path, statuses, all_ended, verdict):
+    islands = [make(i, status=status) for i, status in enumerate(statuses)]
+    result = merged(tmp_path, *islands, all_ended=all_ended)
+    assert result["status"] == verdict
+    assert result["failures"]["missing_islands"] == list(range(len(statuses), 2))
+    if len(statuses) == 1:
+        assert result["anchors_identical"] is False
+
+
+def test_a_diverged_loss_is_null_not_nan(tmp_path):
+    result = merged(tmp_path, make(0, val_loss=None), make(1, val_loss=None))
+    assert result["val_loss"] is None and result["val_perplexity"] is None
+
+
+def test_nothing_to_merge(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        merge(tmp_path)
+
+
+@pytest.mark.parametrize("islands, expected", [(1, 0), (2, 4 * 10 * 7), (4, 4 * 10 * 7 * 3 // 2)])
+def test_data_parallel_baseline(islands, expected):
+    assert data_parallel_bytes(10, num_islands=islands, inner_steps=7) == expected
