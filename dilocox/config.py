@@ -104,7 +104,8 @@ class DataConfig(Section):
     )
     tokenizer_model: str | None = None
     vocab_size: PositiveInt | None = None
-    """NullTokenizer: number of tokens. data_path stdlib: size of the SentencePiece model to train."""
+    """NullTokenizer: number of tokens. data_path stdlib: size of the SentencePiece model to train. With a
+    tokenizer file: its expected size, which `dilocox plan` needs and training checks."""
     data_cache_path: str | None = None
     """Where Megatron's index files go; default: data_cache/ in the run folder."""
     island_data: list[list[str | float] | str] | None = None
@@ -144,7 +145,8 @@ GatherCodecName = Literal["none", "bf16", "int8", "int4", "nf4", "e3m0"]
 class OuterConfig(Section):
     method: Literal["diloco", "data_parallel", "none"] = "diloco"
     """diloco; data_parallel = gradients averaged over the WAN at every inner step (the baseline);
-    none = islands alone."""
+    none = islands alone. With the last two the other leaves of this section go back to their defaults
+    (data_parallel keeps `island_weights`), so that a baseline is one override away."""
     sync_interval: PositiveInt = 30
     """H: inner steps between two syncs of the same fragment."""
     num_fragments: PositiveInt = 1
@@ -174,7 +176,7 @@ class OuterConfig(Section):
     """Add what the last message of this rank lost to its next one."""
     outer_optimizer: Literal["nesterov", "sgd"] = "nesterov"
     outer_lr: PositiveFloat | None = None
-    """Default: by delay mode, see `config_rules.OUTER_DEFAULTS`."""
+    """Default: by delay mode, see `config_defaults.OUTER_DEFAULTS`."""
     outer_momentum: Momentum | None = None
     """Default: by delay mode."""
     island_weights: Literal["uniform", "by_tokens"] = "uniform"
