@@ -1,0 +1,164 @@
+"""Device, process groups and random generators of one island. Nothing else asks which device it is on."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from dilocox.config import RunConfig
+from dilocox.errors import ConfigError
+from dilocox.megatron_on_cpu import CpuStandIn
+from dilocox.topology import Coordinate, Topology
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What an island computes on.
+
+    Attributes:
+        device: `cpu`, or this rank's GPU.
+        distributed_backend: transport of the island's own groups.
+    """
+
+    device: torch.device
+    distributed_backend: Literal["gloo", "nccl"]
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class Island:
+    """This rank's place in its running island.
+
+    Attributes:
+        control_group: gloo group of all ranks of the island, for small messages of a background thread;
+            its collectives may overlap those of the training thread.
+    """
+
+    backend: Backend
+    topology: Topology
+    rank: int
+    coordinate: Coordinate
+    control_group: dist.ProcessGroup
+    _undo: ExitStack = field(repr=False)
+
+
+def quiet_third_parties() -> None:
+    """Hides what megatron-core and torch say on import; call it before the first of those imports."""
+    for module in ("megatron", "transformer_engine", "torchft", "torch"):
+        warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+    for name in ("megatron", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def choose_backend(device: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> Backend:
+    """Picks the device of this rank.
+
+    Args:
+        local_rank: number of this rank among those of its host; picks the GPU.
+
+    Raises:
+        ConfigError: `cuda` is asked for and there is none, or fewer GPUs than ranks on this host.
+    """
+    num_gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device == "cuda" and num_gpus == 0:
+        raise ConfigError("run.device", device, "this host has no usable GPU; use cpu or auto")
+    if num_gpus == 0:
+        return Backend(torch.device("cpu"), "gloo")
+    if local_rank >= num_gpus:
+        raise ConfigError(
+            "run.device", device, f"local rank {local_rank} has no GPU, this host has {num_gpus}; start fewer ranks"
+        )
+    return Backend(torch.device("cuda", local_rank), "nccl")
+
+
+def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConfig) -> Island:
+    """Joins the island's own world and sets up Megatron's groups and random generators.
+
+    Where no default process group exists yet, it is made from the environment that torchrun sets.
+
+    Collective: all ranks of the island.
+
+    Args:
+        rank: this rank in the island's world.
+        run: seeds the generators and sets the CPU threads of a rank.
+
+    Raises:
+        ConfigError: the world does not have the ranks that the layout needs.
+    """
+    undo = ExitStack()
+    if backend.is_cuda:
+        torch.cuda.set_device(backend.device)
+    else:
+        undo.enter_context(CpuStandIn())
+    if run.threads_per_rank is not None:
+        torch.set_num_threads(run.threads_per_rank)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend.distributed_backend,
+            rank=rank,
+            world_size=topology.ranks_per_island,
+            timeout=GROUP_TIMEOUT,
+            device_id=backend.device if backend.is_cuda else None,
+        )
+    if dist.get_world_size() != topology.ranks_per_island:
+        raise ConfigError(
+            "parallel.ranks_per_island",
+            topology.ranks_per_island,
+            f"the island was started with {dist.get_world_size()} ranks; start as many as the layout needs",
+        )
+    coordinate = topology.coordinate(rank)
+    _init_megatron_groups(topology, rank, coordinate)
+    _seed(run.seed, topology, coordinate)
+    control_group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    return Island(backend, topology, rank, coordinate, control_group, undo)
+
+
+def shutdown(island: Island) -> None:
+    """Leaves all groups of the island. Collective: all ranks of the island."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    island._undo.close()
+
+
+def _init_megatron_groups(topology: Topology, rank: int, coordinate: Coordinate) -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=topology.tp,
+        pipeline_model_parallel_size=topology.pp,
+        order="tp-cp-ep-dp-pp",
+        create_gloo_process_groups=False,
+    )
+    megatron = Coordinate(
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+    )
+    if megatron != coordinate:
+        raise AssertionError(f"rank {rank}: topology says {coordinate}, megatron-core says {megatron}")
+
+
+def _seed(seed: int, topology: Topology, coordinate: Coordinate) -> None:
+    """Seeds dropout: tensor parallel ranks share the stream of their stage and model copy.
+
+    Initial weights do not come from here, see `initial_weights`.
+    """
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    stream = seed + 100 * (coordinate.pp * topology.dp + coordinate.dp)
+    torch.manual_seed(stream)
+    model_parallel_cuda_manual_seed(stream)
