@@ -78,7 +78,9 @@ def choose_backend(device: Literal["auto", "cpu", "cuda"], local_rank: int = 0) 
         return Backend(torch.device("cpu"), "gloo")
     if local_rank >= num_gpus:
         raise ConfigError(
-            "run.device", device, f"local rank {local_rank} has no GPU, this host has {num_gpus}; start fewer ranks"
+            "run.device",
+            device,
+            f"local rank {local_rank} has no GPU, this host has {num_gpus}; start fewer ranks",
         )
     return Backend(torch.device("cuda", local_rank), "nccl")
 

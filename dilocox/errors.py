@@ -3,6 +3,7 @@
     DilocoxError
     ├── ConfigError          bad setting or input; found before anything starts; exit code 2
     │   └── DataError        bad input text, with file and line; exit code 2
+    ├── ModelError           the model that was built is not the one that the configuration describes
     ├── CheckpointError      a checkpoint is missing, incomplete or belongs to another run
     └── WanError             one sync between islands failed; training inside the island goes on
         ├── QuorumError      membership did not answer in time (lighthouse down, nobody there)
@@ -33,6 +34,10 @@ class ConfigError(DilocoxError):
 
 class DataError(ConfigError):
     """Input text is unusable; ``field`` is ``file:line``."""
+
+
+class ModelError(DilocoxError):
+    """The built model lacks or adds something; nothing has been trained."""
 
 
 class CheckpointError(DilocoxError):

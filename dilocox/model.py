@@ -19,29 +19,36 @@ from torch.nn import functional
 
 from dilocox.backend import Backend, Island
 from dilocox.config import Config, ModelConfig
-from dilocox.errors import ConfigError
+from dilocox.errors import ConfigError, ModelError
 from dilocox.initial_weights import initialise
+from dilocox.parameters import named_global_parameters
+from dilocox.shapes import padded_vocab_size, stage_parameters
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_model(config: Config, island: Island, *, padded_vocab_size: int) -> DistributedDataParallel:
+def build_model(config: Config, island: Island, *, vocab_size: int) -> DistributedDataParallel:
     """Builds this rank's part of the model with initial weights that are equal for every layout.
 
     Collective: all ranks of the island.
 
     Args:
         config: resolved configuration (no None among the sizes of the model).
-        padded_vocab_size: rows of the embedding over all tensor parallel ranks.
+        vocab_size: of the tokenizer, before padding.
 
     Raises:
         ConfigError: the requested layer implementation is not there.
+        ModelError: what megatron-core built is not what the configuration says.
     """
     last_stage = island.topology.pp - 1
     gpt = GPTModel(
         config=transformer_config(config, island.backend),
         transformer_layer_spec=_layer_spec(config.model, island.backend),
-        vocab_size=padded_vocab_size,
+        vocab_size=padded_vocab_size(
+            vocab_size,
+            divisible_by=config.model.make_vocab_size_divisible_by,
+            tp=island.topology.tp,
+        ),
         max_sequence_length=config.model.seq_length,
         pre_process=island.coordinate.pp == 0,
         post_process=island.coordinate.pp == last_stage,
@@ -50,6 +57,7 @@ def build_model(config: Config, island: Island, *, padded_vocab_size: int) -> Di
         position_embedding_type=config.model.position_embedding_type,
         rotary_base=config.model.rotary_base,
     ).to(island.backend.device)
+    check_built(gpt, config, vocab_size=vocab_size, pp_rank=island.coordinate.pp)
     initialise(
         gpt,
         config.model,
@@ -58,6 +66,27 @@ def build_model(config: Config, island: Island, *, padded_vocab_size: int) -> Di
         tp_size=island.topology.tp,
     )
     return _wrap(gpt, config, island)
+
+
+def check_built(gpt: nn.Module, config: Config, *, vocab_size: int, pp_rank: int) -> None:
+    """Compares a built stage with the formula of `shapes`: no layer, head or token may get lost silently.
+
+    Raises:
+        ModelError: names the first parameter that differs, with what was built and what was expected.
+    """
+    expected = {
+        parameter.name: parameter.shape_on_rank(config.parallel.tensor_model_parallel_size)
+        for parameter in stage_parameters(
+            config.model, config.parallel, vocab_size=vocab_size, pp_rank=pp_rank
+        )
+    }
+    built = {name: tuple(parameter.shape) for name, parameter in named_global_parameters(gpt).items()}
+    for name in sorted(expected.keys() | built.keys()):
+        if built.get(name) != expected.get(name):
+            raise ModelError(
+                f"stage {pp_rank}, {name}: megatron-core built {built.get(name)}, "
+                f"the configuration says {expected.get(name)}"
+            )
 
 
 def transformer_config(config: Config, backend: Backend) -> TransformerConfig:
