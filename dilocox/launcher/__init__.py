@@ -1,0 +1,1 @@
+"""Parts of `dilocox launch`: processes, their output, and what is shown of a run."""
