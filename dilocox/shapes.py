@@ -1,7 +1,7 @@
 """Which parameters a model has, stage by stage, worked out from the configuration. No torch here.
 
 This is the formula that the built megatron-core model is checked against, and what `plan` counts with. Names
-are those of megatron-core's GPTModel with *global* layer numbers.
+are those of megatron-core's GPTModel with local layers, and *global* layer numbers.
 """
 
 from __future__ import annotations
@@ -58,14 +58,13 @@ def padded_vocab_size(vocab_size: int, *, divisible_by: int, tp: int) -> int:
 
 
 def stage_parameters(
-    model: ModelConfig, parallel: ParallelConfig, *, vocab_size: int, pp_rank: int, fused_norms: bool = False
+    model: ModelConfig, parallel: ParallelConfig, *, vocab_size: int, pp_rank: int
 ) -> list[ParameterShape]:
     """The parameters of one pipeline stage, whole (not yet split by tensor parallelism).
 
     Args:
         model: resolved.
         vocab_size: of the tokenizer, before padding.
-        fused_norms: names of the Transformer Engine spec, where a norm is part of the linear layer after it.
     """
     pp_size = parallel.pipeline_model_parallel_size
     rows = padded_vocab_size(
@@ -77,7 +76,7 @@ def stage_parameters(
     if pp_rank == 0:
         parameters += _embedding(model, rows)
     for layer in stage_layers(model.num_layers, pp_size=pp_size, pp_rank=pp_rank):
-        parameters += _layer(model, layer, fused_norms)
+        parameters += _layer(model, layer)
     if pp_rank == pp_size - 1:
         parameters += _head(model, rows, alone=pp_size == 1)
     return parameters
@@ -106,17 +105,16 @@ def _embedding(model: ModelConfig, rows: int) -> Iterator[ParameterShape]:
         yield ParameterShape("embedding.position_embeddings.weight", shape, None, "embedding")
 
 
-def _layer(model: ModelConfig, layer: int, fused_norms: bool) -> Iterator[ParameterShape]:
+def _layer(model: ModelConfig, layer: int) -> Iterator[ParameterShape]:
     assert model.num_query_groups and model.kv_channels and model.ffn_hidden_size
     hidden, channels, ffn = model.hidden_size, model.kv_channels, model.ffn_hidden_size
     query = model.num_attention_heads * channels
     key_value = 2 * model.num_query_groups * channels
     first = f"decoder.layers.{layer}."
 
-    def norm(local: str, fused: str, size: int) -> Iterator[ParameterShape]:
-        prefix = f"{first}{fused}_" if fused_norms and fused else f"{first}{local}."
-        for leaf in ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",):
-            yield ParameterShape(prefix + leaf, (size,), None, "layer", layer)
+    def norm(name: str, size: int) -> Iterator[ParameterShape]:
+        for leaf in _norm_leaves(model):
+            yield ParameterShape(f"{first}{name}.{leaf}", (size,), None, "layer", layer)
 
     def linear(name: str, rows: int, columns: int, split_dim: int) -> Iterator[ParameterShape]:
         yield ParameterShape(f"{first}{name}.weight", (rows, columns), split_dim, "layer", layer)
@@ -126,13 +124,13 @@ def _layer(model: ModelConfig, layer: int, fused_norms: bool) -> Iterator[Parame
             bias_split = 0 if split_dim == 0 else None
             yield ParameterShape(f"{first}{name}.bias", (rows,), bias_split, "layer", layer)
 
-    yield from norm("input_layernorm", "self_attention.linear_qkv.layer_norm", hidden)
+    yield from norm("input_layernorm", hidden)
     yield from linear("self_attention.linear_proj", hidden, query, 1)
     yield from linear("self_attention.linear_qkv", query + key_value, hidden, 0)
     if model.qk_layernorm:
-        yield from norm("self_attention.q_layernorm", "", channels)
-        yield from norm("self_attention.k_layernorm", "", channels)
-    yield from norm("pre_mlp_layernorm", "mlp.linear_fc1.layer_norm", hidden)
+        yield from norm("self_attention.q_layernorm", channels)
+        yield from norm("self_attention.k_layernorm", channels)
+    yield from norm("pre_mlp_layernorm", hidden)
     yield from linear("mlp.linear_fc1", 2 * ffn if model.swiglu else ffn, hidden, 0)
     yield from linear("mlp.linear_fc2", hidden, ffn, 1)
 
@@ -140,8 +138,12 @@ def _layer(model: ModelConfig, layer: int, fused_norms: bool) -> Iterator[Parame
 def _head(model: ModelConfig, rows: int, *, alone: bool) -> Iterator[ParameterShape]:
     """`alone`: the only stage, where a tied output layer uses the embedding itself."""
     hidden = model.hidden_size
-    for leaf in ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",):
+    for leaf in _norm_leaves(model):
         yield ParameterShape(f"decoder.final_layernorm.{leaf}", (hidden,), None, "head")
     tied = not model.untie_embeddings_and_output_weights
     if not (tied and alone):
         yield ParameterShape("output_layer.weight", (rows, hidden), 0, "head", tied_copy=tied)
+
+
+def _norm_leaves(model: ModelConfig) -> tuple[str, ...]:
+    return ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
