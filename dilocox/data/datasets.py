@@ -1,0 +1,182 @@
+"""What an island reads: its own training documents, and the validation documents that all islands share.
+
+Every rank reads for itself from memory-mapped files; nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from torch import Tensor
+
+from dilocox.config import Config
+from dilocox.data.resolve import ResolvedData
+from dilocox.data.sample_set import SampleSet, build_index, check_size, load
+from dilocox.errors import DataError
+
+_FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
+
+MicroBatch = dict[str, Tensor]
+"""tokens, labels, position_ids (int64) and loss_mask (fp32), each [micro_batch_size, seq_length]; attention
+is causal, so there is no mask tensor."""
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How the samples of one optimizer step fall on the data parallel ranks.
+
+    Micro-batches go round the ranks, so a step has the same samples whatever the data parallel size.
+    """
+
+    micro_batch_size: int
+    global_batch_size: int
+    dp: int
+    dp_rank: int
+
+    def sample_numbers(self, first: int) -> list[range]:
+        """Samples of each micro-batch of this rank, for the step that starts at sample `first`."""
+        stride = self.micro_batch_size * self.dp
+        own = first + self.micro_batch_size * self.dp_rank
+        starts = range(own, first + self.global_batch_size, stride)
+        return [range(start, start + self.micro_batch_size) for start in starts]
+
+
+class Data:
+    """Batches of this rank.
+
+    Sample order is a function of (seed, island, consumed samples) alone, for a given `inner.train_iters`:
+    Megatron shuffles all the epochs of a run together.
+    """
+
+    def __init__(
+        self,
+        train: GPTDataset | BlendedDataset,
+        validation: GPTDataset | BlendedDataset,
+        shape: BatchShape,
+        *,
+        num_samples: int,
+        vocab_size: int,
+    ) -> None:
+        self._train = train
+        self._validation = validation
+        self._shape = shape
+        self._num_samples = num_samples
+        self._vocab_size = vocab_size
+
+    def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
+        """This rank's micro-batches, one list a step, until `inner.train_iters` steps are done.
+
+        Args:
+            consumed_samples: samples the island has trained on; the next step starts there.
+        """
+        step = self._shape.global_batch_size
+        for first in range(consumed_samples, self._num_samples - step + 1, step):
+            yield self._global_batch(self._train, first)
+
+    def validation_batches(self, eval_iters: int) -> list[list[MicroBatch]]:
+        """The first global batches of the validation documents: the same ones on every call and island.
+
+        Args:
+            eval_iters: at most `logging.eval_iters`.
+        """
+        step = self._shape.global_batch_size
+        return [self._global_batch(self._validation, index * step) for index in range(eval_iters)]
+
+    def _global_batch(self, dataset: GPTDataset | BlendedDataset, first: int) -> list[MicroBatch]:
+        return [self._micro_batch(dataset, numbers) for numbers in self._shape.sample_numbers(first)]
+
+    def _micro_batch(self, dataset: GPTDataset | BlendedDataset, numbers: range) -> MicroBatch:
+        samples = [dataset[number] for number in numbers]
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in _FIELDS}
+        # Megatron's parallel embedding would silently turn such a token into zeros
+        largest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
+        if largest >= self._vocab_size:
+            raise DataError(
+                "data.data_path",
+                f"token {largest}",
+                f"is outside the vocabulary of {self._vocab_size}; use the tokenizer that wrote the corpus",
+            )
+        return batch
+
+
+def build_data(
+    config: Config,
+    resolved: ResolvedData,
+    *,
+    island_id: int,
+    dp_rank: int,
+    run_dir: Path,
+    barrier: Callable[[], None],
+) -> Data:
+    """Open the data sets of an island; rank 0 of its world writes missing index files first.
+
+    Collective: all ranks of the island call it; `barrier` joins them.
+
+    Args:
+        resolved: from `prepare`.
+        run_dir: index files go to `data_cache/` in it unless `data.data_cache_path` is set.
+
+    Raises:
+        ConfigError: a corpus is too small, or the index files cannot be written.
+    """
+    tokenizer = resolved.tokenizer.build()
+    cache = Path(config.data.data_cache_path) if config.data.data_cache_path else run_dir / "data_cache"
+    shape = BatchShape(
+        micro_batch_size=config.inner.micro_batch_size,
+        global_batch_size=config.inner.global_batch_size,
+        dp=config.parallel.data_parallel_size,
+        dp_rank=dp_rank,
+    )
+    train = train_set(config, resolved, island_id)
+    validation = validation_set(config, resolved)
+    field = "data.data_path" if resolved.shared else "data.island_data"
+    # on every rank, so that all of them stop with the message instead of waiting for the first
+    check_size(train, at_least=1, field=field)
+    check_size(validation, at_least=shape.global_batch_size, field=field)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        build_index(train, cache, tokenizer)
+        build_index(validation, cache, tokenizer)
+    barrier()
+    return Data(
+        load(train, cache, tokenizer),
+        load(validation, cache, tokenizer),
+        shape,
+        num_samples=train.num_samples,
+        vocab_size=tokenizer.vocab_size,
+    )
+
+
+def train_set(config: Config, resolved: ResolvedData, island_id: int) -> SampleSet:
+    """Training samples of an island: its part of a shared corpus, or its site's own documents."""
+    return SampleSet(
+        blend=resolved.training_blend(island_id),
+        split=config.data.split,
+        part=0,
+        island=island_id if resolved.shared else 0,
+        num_islands=config.parallel.num_islands if resolved.shared else 1,
+        num_samples=config.inner.train_iters * config.inner.global_batch_size,
+        seq_length=config.model.seq_length,
+        seed=config.run.seed + island_id,
+        tokenizer_identity=resolved.tokenizer_identity,
+    )
+
+
+def validation_set(config: Config, resolved: ResolvedData) -> SampleSet:
+    """Validation samples, the same on all islands."""
+    return SampleSet(
+        blend=resolved.validation_blend(),
+        split=config.data.split,
+        part=1,
+        island=0,
+        num_islands=1,
+        num_samples=config.logging.eval_iters * config.inner.global_batch_size,
+        seq_length=config.model.seq_length,
+        seed=config.run.seed,
+        tokenizer_identity=resolved.tokenizer_identity,
+    )
