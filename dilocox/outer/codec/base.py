@@ -19,6 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dilocox.errors import MessageError
+from dilocox.outer.codec.sizes import message_bytes
+
 
 @dataclass(frozen=True)
 class Average:
@@ -34,7 +37,10 @@ class Average:
 
 
 class Codec(ABC):
-    """A stateless block codec.
+    """A block codec: fp32 tensors to one message and back.
+
+    Tensors must be finite: level 2 guards before it encodes. A block with a NaN or an infinity decodes
+    to NaN, so that nothing hides it.
 
     Attributes:
         name: name in the configuration.
@@ -44,37 +50,97 @@ class Codec(ABC):
     name: str
     block_size: int
 
-    @abstractmethod
+    def num_bytes(self, numels: Sequence[int]) -> int:
+        """Length of the message for tensors of these sizes."""
+        return message_bytes(self.name, self.block_size, numels)
+
     def encode(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns: uint8 [num_bytes(numels)] on the tensors' device. Tensors are fp32, any shape."""
+        device = tensors[0].device if tensors else torch.device("cpu")
+        num_bytes = self.num_bytes([tensor.numel() for tensor in tensors])
+        message = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self.encode_into(tensors, message)
+        return message
 
-    @abstractmethod
     def decode(self, message: Tensor, numels: Sequence[int]) -> list[Tensor]:
         """Returns: one fp32 1-D tensor for each entry of numels.
 
         Raises:
             MessageError: the message's length does not fit numels.
         """
+        outputs = [torch.empty(numel, dtype=torch.float32, device=message.device) for numel in numels]
+        self.decode_into(message, outputs)
+        return outputs
 
     @abstractmethod
-    def num_bytes(self, numels: Sequence[int]) -> int:
-        """Length of the message for tensors of these sizes."""
+    def encode_into(self, tensors: Sequence[Tensor], message: Tensor) -> None:
+        """Encodes into a buffer of `num_bytes` that starts at a multiple of 8 bytes."""
+
+    @abstractmethod
+    def decode_into(self, message: Tensor, outputs: Sequence[Tensor]) -> None:
+        """Decodes into contiguous fp32 tensors; the message starts at a multiple of 8 bytes.
+
+        Raises:
+            MessageError: the message's length does not fit the outputs.
+        """
 
     def generator_state(self) -> Tensor | None:
         """State of the random generator (stochastic rounding), for checkpoints."""
         return None
+
+    def load_generator_state(self, state: Tensor) -> None:
+        """Continues the random generator from a checkpoint; a codec without one refuses."""
+        raise ValueError(f"codec {self.name} rounds to nearest and has no random generator")
+
+    def _check_length(self, message: Tensor, numels: Sequence[int]) -> None:
+        expected = self.num_bytes(numels)
+        if message.numel() != expected:
+            raise MessageError(f"payload length is {message.numel()} bytes, expected {expected} ({self.name})")
 
 
 AverageRounds = Generator[list[Tensor], Average, Average]
 
 
 class Compressor(Protocol):
-    """Averages a fragment's pseudo-gradient in one or more rounds."""
+    """Averages a fragment's pseudo-gradient in one or more rounds.
+
+    What it learns from a round (warm start, rank) takes effect in `commit`, equally on all islands; its
+    `state_dict` is shared state and goes to an island that is healed.
+    """
 
     def rounds(self, tensors: list[Tensor]) -> AverageRounds:
         """Yields tensors to average; is sent their `Average`; returns the `Average` of the input."""
+
+    def commit(self) -> None:
+        """The sync of the last `rounds` was committed."""
+
+    def discard(self) -> None:
+        """The sync of the last `rounds` failed: nothing has changed."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Warm-start state that must survive a checkpoint."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+
+class DenseCompressor:
+    """Averages the pseudo-gradient itself, in one round."""
+
+    def rounds(self, tensors: list[Tensor]) -> AverageRounds:
+        """One round over the input."""
+        return (yield tensors)
+
+    def commit(self) -> None:
+        """Nothing to keep."""
+
+    def discard(self) -> None:
+        """Nothing to undo."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Empty."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Accepts the empty state alone: anything else was saved by another compressor."""
+        if state:
+            raise ValueError(f"a dense compressor has no state, got {sorted(state)}")

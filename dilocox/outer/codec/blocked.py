@@ -1,0 +1,100 @@
+"""The CPU's fast path: the twin in chunks that stay in the cache, on preallocated buffers. Level 2.
+
+Every step is one vectorised torch operation over a chunk, so memory is read and written once, and nothing
+is compiled: the first sync is as fast as the last. On the machines in `benchmarks/results/` it is faster
+than what torch.compile makes of the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dilocox.outer.codec.formats import Format, Uniform
+from dilocox.outer.codec.kernels import Kernels, TwinKernels
+from dilocox.outer.codec.noise import Noise
+from dilocox.outer.codec.scales import block_scales
+
+_CHUNK_VALUES = 1 << 17
+"""Values of a chunk for each thread: 512 KiB of fp32, about half of a core's second-level cache."""
+
+
+class BlockedKernels:
+    """Cache-blocked kernels for the CPU; the same bits as the twin."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._twin: Kernels = TwinKernels(form)
+        self._pairs = _pair_table(form.table) if form.table is not None else None
+
+    def encode(self, rows: Tensor, scales: Tensor, payload: Tensor, noise: Noise | None) -> None:
+        """See `Kernels.encode`.
+
+        Memory: five bytes a value of one chunk.
+        """
+        if rows.shape[1] % 2:
+            self._twin.encode(rows, scales, payload, noise)
+            return
+        for first, last, scratch in _chunks(rows):
+            chunk = rows[first:last]
+            torch.abs(chunk, out=scratch)
+            made, inverse = block_scales(scratch.amax(dim=1), self._form.limit)
+            scales[first:last].copy_(made)
+            torch.mul(chunk, inverse.unsqueeze(1), out=scratch)
+            drawn = noise.draw(chunk.numel()).view(chunk.shape) if noise else None
+            self._encode_codes(scratch, drawn, self._part(payload, rows, first, last))
+
+    def decode(self, scales: Tensor, payload: Tensor, rows: Tensor) -> None:
+        """See `Kernels.decode`."""
+        if rows.shape[1] % 2:
+            self._twin.decode(scales, payload, rows)
+            return
+        for first, last, scratch in _chunks(rows, dtype=torch.uint8):
+            chunk = rows[first:last]
+            self._decode_codes(self._part(payload, rows, first, last), chunk.view(-1), scratch.view(-1))
+            chunk.mul_(scales[first:last].to(torch.float32).unsqueeze(1))
+
+    def _part(self, payload: Tensor, rows: Tensor, first: int, last: int) -> Tensor:
+        """Bytes of rows first..last."""
+        row_bytes = rows.shape[1] * self._form.bits // 8
+        return payload[first * row_bytes : last * row_bytes]
+
+    def _encode_codes(self, scaled: Tensor, noise: Tensor | None, payload: Tensor) -> None:
+        if self._form.bits == 8:
+            self._form.codes_into(scaled.view(-1), None if noise is None else noise.view(-1), payload)
+            return
+        codes = torch.empty(scaled.numel(), dtype=torch.uint8)
+        self._form.codes_into(scaled.view(-1), None if noise is None else noise.view(-1), codes)
+        # Two codes as one little-endian word 0x0H0L; its byte H L is the low byte of w | w >> 4.
+        words = codes.view(torch.int16)
+        payload.copy_(words.bitwise_or_(words >> 4))
+
+    def _decode_codes(self, payload: Tensor, values: Tensor, scratch: Tensor) -> None:
+        if self._pairs is not None:
+            pairs = torch.index_select(self._pairs, 0, payload.to(torch.int32))
+            values.copy_(pairs.view(torch.float32))
+            return
+        assert isinstance(self._form, Uniform)
+        if self._form.bits == 4:
+            words = scratch.view(torch.int16).copy_(payload)
+            words.bitwise_or_(words << 4).bitwise_and_(0x0F0F)
+            payload = scratch
+        self._form.values_into(payload, values)
+
+
+def _chunks(rows: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[tuple[int, int, Tensor]]:
+    """Row ranges of about one chunk, each with the rows of a scratch buffer that all share."""
+    num_rows, width = rows.shape
+    step = max(1, _CHUNK_VALUES * torch.get_num_threads() // width)
+    scratch = torch.empty(min(step, num_rows), width, dtype=dtype)
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        yield first, last, scratch[: last - first]
+
+
+def _pair_table(table: Tensor) -> Tensor:
+    """Two levels for each byte, as one 8-byte entry. Returns: int64 [256]."""
+    codes = torch.arange(256)
+    return torch.stack((table[codes & 15], table[codes >> 4]), dim=1).view(torch.int64).view(-1)
