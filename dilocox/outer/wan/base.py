@@ -7,9 +7,9 @@ torchft and gloo, `loopback.py` in one process for tests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -60,3 +60,63 @@ class Transport(Protocol):
         Raises:
             WanError: a member failed or the timeout ran out.
         """
+
+
+class Round(Protocol):
+    """One open round.
+
+    Attributes:
+        members: hello of each member, in island order.
+        transport: collective among the ranks of this coordinate.
+        healed: state that another island handed over because this one was behind, else None.
+    """
+
+    @property
+    def members(self) -> Sequence[Hello]: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    @property
+    def healed(self) -> dict[str, Any] | None: ...
+
+    def commit(self, ok: bool) -> bool:
+        """Votes; called once a round.
+
+        Collective: all ranks of this island.
+
+        Returns: True only if every rank of this island said ok.
+        """
+
+
+class Wan(Protocol):
+    """Opens rounds with the other islands.
+
+    Attributes:
+        step: committed rounds; an island with fewer of them is healed by one with more.
+    """
+
+    @property
+    def step(self) -> int: ...
+
+    def set_step(self, step: int) -> None:
+        """Continues the count of a checkpoint."""
+
+    def serve_state(self, get_state: Callable[[], dict[str, Any]]) -> None:
+        """Sets what an island that is behind receives."""
+
+    def open_round(self, hello: Hello) -> Round:
+        """Waits until the members are known and swaps hellos.
+
+        Collective: all ranks of this island.
+
+        Raises:
+            QuorumError: not in time.
+            WanError: the hellos did not get through.
+        """
+
+    def abort(self) -> None:
+        """Breaks off the round that is open; from any thread."""
+
+    def shutdown(self) -> None:
+        """Leaves for good."""

@@ -1,0 +1,138 @@
+"""The 64 bytes in front of every message, and the checks when one is opened. Level 2.
+
+Little-endian: magic `DLCX`, version, codec, shot, one reserved byte, run hash (8 bytes), fragment, exchange,
+outer step, sender, block size, number of values, payload bytes, CRC-32 of the payload, 4 reserved bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dilocox.errors import MessageError
+from dilocox.outer.codec.sizes import CODE_BITS, HEADER_BYTES
+
+MAGIC = b"DLCX"
+VERSION = 1
+_LAYOUT = struct.Struct("<4sBBBx8sIIQIIQQI4x")
+_CODECS = tuple(CODE_BITS)
+_SHOTS = ("scatter", "gather")
+
+Shot = Literal["scatter", "gather"]
+"""scatter = an island's own values; gather = an averaged shard."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which sync a message belongs to; equal on all islands of a round.
+
+    Attributes:
+        run_id: of the run; its hash travels.
+        fragment, outer_step: what is averaged.
+        exchange: number of the averaging inside this sync (`low_rank` has two).
+    """
+
+    run_id: str
+    fragment: int
+    outer_step: int
+    exchange: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything the receiver knows beforehand about a message; all of it is compared.
+
+    Attributes:
+        sender: position of the sending island in the round.
+        numel: values in the payload.
+    """
+
+    identity: Identity
+    codec: str
+    block_size: int
+    shot: Shot
+    sender: int
+    numel: int
+
+
+def seal(message: Tensor, header: Header) -> None:
+    """Writes the header into the first 64 bytes; the payload behind it must be complete.
+
+    Args:
+        message: uint8 [HEADER_BYTES + payload], CPU.
+    """
+    payload = message[HEADER_BYTES:]
+    fields = _fields(header, payload.numel()).values()
+    packed = _LAYOUT.pack(MAGIC, VERSION, *fields, zlib.crc32(memoryview(payload.numpy())))
+    message[:HEADER_BYTES] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def open_message(message: Tensor, expected: Header) -> Tensor:
+    """Checks a received message.
+
+    Args:
+        message: uint8, CPU, as received.
+        expected: header that it must have.
+
+    Returns: the payload, a view that starts at a multiple of 8 bytes (a copy if it did not).
+
+    Raises:
+        MessageError: names the field, and both values.
+    """
+    if message.numel() < HEADER_BYTES:
+        raise _error(expected, "length", message.numel(), f"at least {HEADER_BYTES} bytes")
+    payload = message[HEADER_BYTES:]
+    magic, version, *rest, checksum = _LAYOUT.unpack(message[:HEADER_BYTES].numpy().tobytes())
+    if magic != MAGIC:
+        raise _error(expected, "magic", magic, MAGIC)
+    if version != VERSION:
+        raise _error(expected, "version", version, VERSION)
+    for (field, value), got in zip(_fields(expected, payload.numel()).items(), rest, strict=True):
+        if got != value:
+            raise _error(expected, field, _readable(field, got), _readable(field, value))
+    actual = zlib.crc32(memoryview(payload.numpy()))
+    if actual != checksum:
+        raise _error(expected, "checksum", f"{actual:08x} over the payload", f"{checksum:08x} as in the header")
+    return payload if payload.storage_offset() % 8 == 0 else payload.clone()
+
+
+def _fields(header: Header, payload_bytes: int) -> dict[str, int | bytes]:
+    """Fields between version and checksum, in the order of the layout."""
+    return {
+        "codec": _CODECS.index(header.codec),
+        "shot": _SHOTS.index(header.shot),
+        "run id hash": _run_hash(header.identity.run_id),
+        "fragment": header.identity.fragment,
+        "exchange": header.identity.exchange,
+        "outer_step": header.identity.outer_step,
+        "sender": header.sender,
+        "block_size": header.block_size,
+        "numel": header.numel,
+        "payload_bytes": payload_bytes,
+    }
+
+
+def _readable(field: str, value: int | bytes) -> object:
+    """Names instead of numbers where there are names."""
+    if isinstance(value, bytes):
+        return value.hex()
+    names = {"codec": _CODECS, "shot": _SHOTS}.get(field, ())
+    return names[value] if value < len(names) else value
+
+
+def _error(expected: Header, field: str, got: object, wanted: object) -> MessageError:
+    sync = expected.identity
+    return MessageError(
+        f"message from island at position {expected.sender} (fragment {sync.fragment}, outer step "
+        f"{sync.outer_step}): {field} is {got}, expected {wanted}"
+    )
+
+
+def _run_hash(run_id: str) -> bytes:
+    return blake2b(run_id.encode(), digest_size=8).digest()
