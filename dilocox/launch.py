@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +70,11 @@ def main(args: argparse.Namespace) -> int:
         lighthouse_bind=args.lighthouse_bind,
         show_bar=not args.no_progress,
     )
-    prepare_data(config, args.cache_dir)
-    return launch(config, options)
+    try:
+        prepare_data(config, args.cache_dir)
+        return launch(config, options)
+    except KeyboardInterrupt:  # outside of the islands' life: nothing runs that would have to be saved
+        return 128 + signal.SIGINT
 
 
 def prepare_data(config: Config, cache_dir: Path) -> None:
@@ -144,8 +148,14 @@ def _describe(config: Config) -> str:
 def _close(config: Config, ending: Ending, display: Display) -> int:
     """Summary, figures and exit code."""
     run_dir = run_folder.run_dir_of(config)
+    if any(ending.exit_codes):
+        display.line(f"[launch] everything that the ranks printed: {run_dir}/island_*/torchrun/")
     try:
-        merged = summary.merge(run_dir, all_ended=True)
+        merged = summary.merge(
+            run_dir,
+            missing_status="failed" if ending.signal_number is None else "interrupted",
+            failed_islands=[] if ending.signal_number else ending.failed_islands,
+        )
     except FileNotFoundError:
         display.line("[launch] ERROR: no island came to its end; see the logs in " + str(run_dir))
         return _exit_code("failed", ending)

@@ -78,6 +78,9 @@ def _speed(summary: Mapping[str, Any]) -> str:
 def _anchors(summary: Mapping[str, Any]) -> str:
     if summary["anchors_identical"]:
         return f"identical on all islands, hash {str(summary['anchor_hash'])[:16]}"
+    steps = sorted({island["outer_steps"] for island in summary["islands"]})
+    if len(steps) > 1:
+        return f"not to be compared: the islands ended at outer steps {', '.join(map(str, steps))}"
     return "NOT identical on all islands"
 
 

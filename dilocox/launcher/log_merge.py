@@ -16,7 +16,7 @@ _ALARM = re.compile(r"\b(WARNING|ERROR|CRITICAL):")
 _ROOT_CAUSE_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank")
 _ROOT_CAUSE_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _TRACEBACK = re.compile(r"^(\[rank\d+\]: ?)?Traceback \(most recent call last\)")
-_BETWEEN_TRACEBACKS = re.compile(r"^($|During handling of|The above exception)")
+_BETWEEN_TRACEBACKS = re.compile(r"^(During handling of the above|The above exception was)")
 _NOISE = re.compile(
     r"^\[[WI]\d{3,4} |"  # C++ warnings of torch, for example about host names
     r"^[WI]\d{4} \d\d:|"  # Python side of torch.distributed
@@ -29,11 +29,16 @@ _KEPT_LINES = 40
 
 @dataclass(frozen=True)
 class Failure:
-    """What torchrun reported as the first failure of an island."""
+    """What torchrun reported as the first failure of an island.
+
+    Attributes:
+        was_shown: the rank's traceback is in the merged log.
+    """
 
     rank: int
     exit_code: int
     last_lines: tuple[str, ...]
+    was_shown: bool
 
 
 class IslandLog:
@@ -68,14 +73,19 @@ class IslandLog:
         """The first failure, after the island's output has ended; None if torchrun named none."""
         if self._failed_rank is None or self._exit_code is None:
             return None
-        return Failure(self._failed_rank, self._exit_code, tuple(self._recent[self._failed_rank]))
+        rank = self._failed_rank
+        return Failure(
+            rank, self._exit_code, tuple(self._recent[rank]), was_shown=self._shown_traceback_of == rank
+        )
 
     def agent_lines(self) -> tuple[str, ...]:
         """Last lines of torchrun itself, for a failure before any rank was there."""
         return tuple(self._agent)
 
     def _is_shown(self, rank: int, text: str) -> bool:
-        if _TRACEBACK.match(text):
+        if _NOISE.match(text):
+            return False
+        if _TRACEBACK.match(text) or _BETWEEN_TRACEBACKS.match(text):
             self._in_traceback.add(rank)
             if self._shown_traceback_of is None:
                 self._shown_traceback_of = rank
@@ -83,8 +93,6 @@ class IslandLog:
             if not self._continues_traceback(text):
                 self._in_traceback.discard(rank)
             return self._shown_traceback_of == rank
-        if _NOISE.match(text):
-            return False
         return rank == 0 or _ALARM.search(text) is not None
 
     @staticmethod

@@ -37,6 +37,10 @@ class Ending:
     signal_number: int | None
     killed: bool
 
+    @property
+    def failed_islands(self) -> list[int]:
+        return [island_id for island_id, code in enumerate(self.exit_codes) if code != 0]
+
 
 class SignalCounter:
     """Counts SIGINT and SIGTERM instead of dying from them."""
@@ -98,6 +102,7 @@ class Supervisor:
 
         Raises:
             StartError: it ended or stayed silent for too long; the text has its last lines.
+            KeyboardInterrupt: a signal came meanwhile.
         """
         job = self._start(spec)
         deadline = time.monotonic() + timeout_s
@@ -112,6 +117,8 @@ class Supervisor:
             if line.text.startswith(ready_prefix + " "):
                 return line.text.removeprefix(ready_prefix + " ").strip()
             said.append(line.text)
+        if self._signals.count:
+            raise KeyboardInterrupt
         state = "ended" if job.poll() is not None else "did not become ready"
         raise StartError(f"{spec.name} {state}: " + " / ".join(said[-5:]))
 
@@ -172,7 +179,7 @@ class Supervisor:
         if (text := stop.begin(alive)) is not None:
             self._show(text)
         elif stop.must_kill():
-            self._show("[launch] stopping by force; what was not saved is lost")
+            self._show("[launch] stopping by force: what was not saved is lost")
             stop.killed = True
             for job in alive:
                 job.kill()
@@ -218,10 +225,10 @@ def failure_report(name: str, exit_code: int | None, log: IslandLog) -> list[str
     if failure is None:
         head = f"[launch] ERROR: {name} failed ({_explain(exit_code or 0)}) before torchrun named a rank"
         return [head, *(f"    {line}" for line in log.agent_lines()[-15:])]
-    head = (
-        f"[launch] ERROR: {name} failed: rank {failure.rank} ({_explain(failure.exit_code)}); its last lines:"
-    )
-    return [head, *(f"    {line}" for line in failure.last_lines[-15:])]
+    head = f"[launch] ERROR: {name} failed: rank {failure.rank} ({_explain(failure.exit_code)})"
+    if failure.was_shown:
+        return [f"{head}, see its traceback above"]
+    return [f"{head}; its last lines:", *(f"    {line}" for line in failure.last_lines[-15:])]
 
 
 def _explain(exit_code: int) -> str:

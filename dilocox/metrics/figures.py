@@ -18,6 +18,7 @@ _ANCHOR = "#111827"
 _BASELINE = "#9ca3af"
 _COMPUTE, _BLOCKED, _REST = "#2563eb", "#dc2626", "#d1d5db"
 _LEGEND_LIMIT = 8
+_SMOOTH_PARTS = 40
 
 
 def loss_figure(run: RunData) -> Figure:
@@ -35,8 +36,9 @@ def loss_figure(run: RunData) -> Figure:
     if evals:
         steps, values = [e.inner_step for e in evals], [e.val_loss for e in evals]
         axes.plot(steps, values, "o-", color=_ANCHOR, markersize=5, linewidth=1.2, label="anchor, validation")
+        side = "left" if len(steps) == 1 else "right"
         axes.annotate(
-            f"{values[-1]:.3f}", (steps[-1], values[-1]), (0, 8), textcoords="offset points", ha="right"
+            f"{values[-1]:.3f}", (steps[-1], values[-1]), (0, 8), textcoords="offset points", ha=side
         )
     _label(axes, "inner step", "nats per token")
     return figure
@@ -87,7 +89,8 @@ def fragments_figure(run: RunData) -> Figure:
             linewidth=1.3,
         )
     norms.set_ylim(bottom=0)
-    cosines.set_ylim(-0.05, 1.05)
+    lowest = min((s.cosine_to_mean or 0.0 for syncs in fragments.values() for s in syncs), default=0.0)
+    cosines.set_ylim(min(0.0, lowest) - 0.05, 1.05)
     _label(norms, "inner step", "L2 norm")
     _label(cosines, "inner step", "cosine to the mean", legend=False)
     return figure
@@ -125,8 +128,8 @@ def _draw_shares(axes: Axes, run: RunData) -> None:
         if walls and c + b + r > 0:
             axes.annotate(f" {c / (c + b + r):.0%} compute", (0, row), color="white", va="center", fontsize=9)
     axes.invert_yaxis()
-    axes.set_ylim(len(names) - 0.25, -0.75)
-    _label(axes, "seconds", "", legend_columns=3)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    _label(axes, "seconds", "")
 
 
 FIGURES: dict[str, Callable[[RunData], Figure]] = {
@@ -137,8 +140,12 @@ FIGURES: dict[str, Callable[[RunData], Figure]] = {
 }
 
 
-def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Exponential mean without a bias at its start; a NaN stays where it is and is not carried on."""
+def smooth(values: Sequence[float]) -> list[float]:
+    """Exponential mean over about a 40th of the points, without a bias at its start.
+
+    A NaN stays where it is and is not carried on.
+    """
+    weight = 1 - 1 / max(1.0, len(values) / _SMOOTH_PARTS)
     result, mean, mass = [], 0.0, 0.0
     for value in values:
         if value == value:
@@ -155,7 +162,8 @@ def _new_figure(title: str, num_panels: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, list(panels)
 
 
-def _label(axes: Axes, x: str, y: str, *, legend: bool = True, legend_columns: int = 1) -> None:
+def _label(axes: Axes, x: str, y: str, *, legend: bool = True) -> None:
+    """Axis names, grid, and a legend above the panel, where it covers no data."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(**_GRID)  # type: ignore[arg-type]
@@ -164,11 +172,19 @@ def _label(axes: Axes, x: str, y: str, *, legend: bool = True, legend_columns: i
     if x == "inner step":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = axes.get_legend_handles_labels()
-    if not handles:
+    if not axes.has_data():
         axes.text(0.5, 0.5, "nothing yet", transform=axes.transAxes, ha="center", color=_BASELINE)
-    elif legend:
-        limit = _LEGEND_LIMIT if len(labels) > _LEGEND_LIMIT + 1 else len(labels)
-        axes.legend(handles[-limit:], labels[-limit:], frameon=False, fontsize=9, ncols=legend_columns)
+    elif legend and handles:
+        axes.legend(
+            handles[-_LEGEND_LIMIT:],
+            labels[-_LEGEND_LIMIT:],
+            frameon=False,
+            fontsize=9,
+            ncols=4,
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 1.0),
+            columnspacing=1.2,
+        )
 
 
 def _colour(index: int, count: int) -> tuple[float, float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from dilocox.metrics.totals import Totals
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 FP32_BYTES = 4
+_WORST_FIRST: tuple[Status, ...] = ("failed", "running", "interrupted", "completed")
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,16 @@ def read_island_summaries(run_dir: Path) -> list[IslandSummary]:
     return sorted(found, key=lambda summary: summary.island_id)
 
 
-def merge(run_dir: Path, *, all_ended: bool = False) -> dict[str, object]:
+def merge(
+    run_dir: Path, *, missing_status: Status = "running", failed_islands: Collection[int] = ()
+) -> dict[str, object]:
     """Writes the run's `summary.json` from the islands' and returns it.
 
-    Each island calls it at its end, so the last one leaves the full picture; a launcher that knows that
-    all have ended says so, and an island without a summary then counts as failed, not as running.
+    Each island calls it at its end, so the last one leaves the full picture.
+
+    Args:
+        missing_status: what became of islands without a summary; a launcher knows more than `running`.
+        failed_islands: islands that a launcher saw fail, whatever their last summary says.
 
     Raises:
         FileNotFoundError: no island has ended with a summary.
@@ -148,24 +154,31 @@ def merge(run_dir: Path, *, all_ended: bool = False) -> dict[str, object]:
     islands = read_island_summaries(run_dir)
     if not islands:
         raise FileNotFoundError(f"no island summary below {run_dir}")
-    merged = _merged(islands, all_ended=all_ended)
+    merged = _merged(islands)
+    missing = sorted(set(range(islands[0].num_islands)) - {island.island_id for island in islands})
+    statuses = {island.status for island in islands}
+    statuses |= {missing_status} if missing else set()
+    statuses |= {"failed"} if failed_islands else set()
+    merged["status"] = next(status for status in _WORST_FIRST if status in statuses)
+    merged["anchors_identical"] = merged["anchors_identical"] and not missing
+    merged["failures"] = {
+        **_sum_of_failures(islands),
+        "missing_islands": missing,
+        "failed_islands": sorted(failed_islands),
+    }
     write_json(run_dir / SUMMARY, merged)
     return merged
 
 
-def _merged(islands: list[IslandSummary], *, all_ended: bool) -> dict[str, object]:
+def _merged(islands: list[IslandSummary]) -> dict[str, object]:
     first = islands[0]
-    missing = sorted(set(range(first.num_islands)) - {island.island_id for island in islands})
     outer_steps = max(island.outer_steps for island in islands)
     wall_s = max(island.wall_s for island in islands)
     tokens = sum(island.tokens for island in islands)
     val_loss = _mean(island.val_loss for island in islands)
-    failures: Counter[str] = Counter()
-    for island in islands:
-        failures.update(island.failures)
     return {
         "run_id": first.run_id,
-        "status": _status(islands, missing, all_ended=all_ended),
+        "status": first.status,
         "num_islands": first.num_islands,
         "layout": first.layout,
         "parameters": first.parameters,
@@ -185,10 +198,9 @@ def _merged(islands: list[IslandSummary], *, all_ended: bool) -> dict[str, objec
             blocked_s=sum(island.blocked_s for island in islands),
         ),
         "wan": _merged_wan(islands, outer_steps),
-        "anchors_identical": not missing
-        and len({(island.anchor_hash, island.outer_steps) for island in islands}) == 1,
+        "anchors_identical": len({(island.anchor_hash, island.outer_steps) for island in islands}) == 1,
         "anchor_hash": first.anchor_hash,
-        "failures": {**failures, "missing_islands": missing},
+        "failures": {},
         "sample": first.sample,
         "islands": [asdict(island) for island in islands],
     }
@@ -212,13 +224,11 @@ def _merged_wan(islands: list[IslandSummary], outer_steps: int) -> dict[str, obj
     }
 
 
-def _status(islands: list[IslandSummary], missing: list[int], *, all_ended: bool) -> Status:
-    states = {island.status for island in islands}
-    if "failed" in states or (missing and all_ended):
-        return "failed"
-    if missing:
-        return "running"
-    return "interrupted" if "interrupted" in states else "completed"
+def _sum_of_failures(islands: list[IslandSummary]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for island in islands:
+        total.update(island.failures)
+    return dict(total)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

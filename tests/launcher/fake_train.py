@@ -17,8 +17,8 @@ from pathlib import Path
 from dilocox.config_load import load_config
 from dilocox.launcher.tether import die_with_parent
 from dilocox.metrics.interface_bytes import InterfaceBytes
-from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
 from dilocox.metrics.recorder import Recorder
+from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
 from dilocox.metrics.summary import Outcome, island_summary, write_island_summary
 from dilocox.metrics.throughput import Throughput
 
@@ -72,7 +72,8 @@ def train(config, recorder, *, args, rank, stop):
         if step % config.outer.sync_interval == 0:
             recorder.sync(sync(step, step // config.outer.sync_interval))
         if stop.wanted:
-            checkpoint = Path(config.run.output_dir) / config.run.name / f"checkpoints/island_{args.island_id}"
+            run_dir = Path(config.run.output_dir) / config.run.name
+            checkpoint = run_dir / "checkpoints" / f"island_{args.island_id}"
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(step))
             recorder.event("checkpoint", step)

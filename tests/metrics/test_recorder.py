@@ -59,7 +59,8 @@ def test_iteration_line_is_megatrons(make, capfd):
     assert len(lines) == 3  # steps 2, 4 and the last one
     assert re.fullmatch(
         r"\[island 1\] iteration +2/ +5 \| consumed samples: +8 \| "
-        r"elapsed time per iteration \(ms\): 150\.0 \| learning rate: 1\.000000E-03 \| global batch size: +4 \| lm loss: 2\.000000E\+00 "
+        r"elapsed time per iteration \(ms\): 150\.0 \| "
+        r"learning rate: 1\.000000E-03 \| global batch size: +4 \| lm loss: 2\.000000E\+00 "
         r"\| grad norm: 1\.000 \|",
         lines[0],
     )

@@ -64,7 +64,8 @@ def test_keys_of_the_contract(tmp_path):
     result = merged(tmp_path, make(0), make(1))
     names = (
         "run_id status num_islands layout parameters inner_steps outer_steps tokens wall_s tokens_per_s "
-        "val_loss val_perplexity compute_utilisation overlap_efficiency wan anchors_identical anchor_hash failures"
+        "val_loss val_perplexity compute_utilisation overlap_efficiency wan anchors_identical anchor_hash "
+        "failures"
     )
     assert set(names.split()) <= set(result)
     wan = "codec payload_bytes_sent predicted_bytes socket_bytes_sent bits_per_parameter_per_outer_step"
@@ -104,20 +105,23 @@ def test_anchors_differ(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
-    "statuses, all_ended, verdict",
+    "statuses, options, verdict",
     [
-        (["completed", "completed"], True, "completed"),
-        (["completed", "interrupted"], True, "interrupted"),
-        (["completed", "failed"], True, "failed"),
-        (["completed"], True, "failed"),
-        (["completed"], False, "running"),
+        (["completed", "completed"], {}, "completed"),
+        (["completed", "interrupted"], {}, "interrupted"),
+        (["completed", "failed"], {}, "failed"),
+        (["completed"], {}, "running"),
+        (["completed"], {"missing_status": "failed"}, "failed"),
+        (["completed"], {"missing_status": "interrupted"}, "interrupted"),
+        (["completed", "interrupted"], {"failed_islands": [1]}, "failed"),
     ],
 )
-def test_status(tmp_path, statuses, all_ended, verdict):
+def test_status(tmp_path, statuses, options, verdict):
     islands = [make(i, status=status) for i, status in enumerate(statuses)]
-    result = merged(tmp_path, *islands, all_ended=all_ended)
+    result = merged(tmp_path, *islands, **options)
     assert result["status"] == verdict
     assert result["failures"]["missing_islands"] == list(range(len(statuses), 2))
+    assert result["failures"]["failed_islands"] == options.get("failed_islands", [])
     if len(statuses) == 1:
         assert result["anchors_identical"] is False
 
