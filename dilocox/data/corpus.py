@@ -8,8 +8,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
-import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from dilocox.data.encode import EncodeJob, encode_documents
 from dilocox.data.pair_writer import PairWriter, PendingFiles, token_dtype
 from dilocox.data.tokenizer import TokenizerSpec
 from dilocox.data.train_tokenizer import train_sentencepiece
+from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
 
 DEFAULT_VOCAB_SIZE = 2048
@@ -98,10 +97,7 @@ def prepare_corpus(
 def _build(
     documents: Sequence[RawDocument], folder: Path, *, vocab_size: int, tokenizer: TokenizerSpec | None
 ) -> None:
-    """Fill a folder under a temporary name and rename it, so that a folder of this name is complete."""
-    building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    building.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as building:
         if tokenizer is None:
             texts = (raw.content.decode("utf-8") for raw in documents)
             num_bytes = sum(len(raw.content) for raw in documents)
@@ -116,9 +112,6 @@ def _build(
                 writer.add_documents(chunk.tokens[0], chunk.lengths[0])
             writer.finish()
             pending.commit()
-        building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _python_sources(root: Path) -> list[RawDocument]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from numpy.typing import NDArray
 
 from dilocox.data.resolve import Blend
 from dilocox.data.tokenizer import Tokenizer
+from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
 
 _BLEND_SURPLUS = 1.005
@@ -121,20 +120,12 @@ def build_index(samples: SampleSet, cache: Path, tokenizer: Tokenizer) -> None:
     folder = cache / samples.folder_name
     if folder.is_dir():
         return
-    building = cache / f".{samples.folder_name}.{os.getpid()}.tmp"
     try:
-        building.mkdir(parents=True, exist_ok=True)
-        _open(samples, building, tokenizer)
-        try:
-            building.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another island was faster with the same set
-                raise
+        with whole_folder(folder) as building:
+            _open(samples, building, tokenizer)
     except OSError as error:
         rule = f"index files cannot be written ({error}); choose a writable folder"
         raise ConfigError("data.data_cache_path", str(cache), rule) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def load(samples: SampleSet, cache: Path, tokenizer: Tokenizer) -> GPTDataset | BlendedDataset:

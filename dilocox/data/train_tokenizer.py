@@ -59,12 +59,17 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, *, num_bytes: int
             minloglevel=2,
         )
     except RuntimeError as error:
-        limit = re.search(r"value <= (\d+)", str(error))
-        rule = (
-            f"is too large for this text; use at most {limit[1]}" if limit else f"cannot be trained ({error})"
-        )
-        raise ConfigError("data.vocab_size", vocab_size, rule) from error
+        raise ConfigError("data.vocab_size", vocab_size, _rule_of(str(error))) from error
     return model.getvalue()
+
+
+def _rule_of(message: str) -> str:
+    """What the trainer's message means to a user."""
+    if limit := re.search(r"value <= (\d+)", message):
+        return f"is too large for this text; use at most {limit[1]}"
+    if "sentences_.empty()" in message:
+        return "cannot be learned from no text; name input that holds some"
+    return f"cannot be learned from this text ({message})"
 
 
 def _sample_lines(texts: Iterable[str], fraction: float) -> Iterator[str]:
