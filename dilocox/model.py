@@ -160,7 +160,7 @@ def _layer_spec(model: ModelConfig, backend: Backend) -> Any:
     return get_gpt_layer_local_spec(qk_layernorm=model.qk_layernorm, normalization=model.normalization)
 
 
-def _wrap(gpt: nn.Module, config: Config, island: Island) -> DistributedDataParallel:
+def _wrap(gpt: Any, config: Config, island: Island) -> DistributedDataParallel:
     network = gpt.config
     module = gpt if config.model.params_dtype == "fp32" else Float16Module(network, gpt)
     ddp_config = DistributedDataParallelConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ def named_global_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return names
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: Any) -> Any:
     """The `GPTModel` inside Megatron's wrappers for data parallelism and half precision."""
     while hasattr(model, "module"):
         model = model.module

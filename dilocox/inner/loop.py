@@ -62,7 +62,7 @@ class Inner:
         scheduler: Megatron's `OptimizerParamScheduler`, counted in inner steps.
     """
 
-    def __init__(self, config: Config, island: Island, model: nn.Module) -> None:
+    def __init__(self, config: Config, island: Island, model: Any) -> None:
         self.model = model
         self.optimizer = build_optimizer(config, model)
         self.scheduler = build_scheduler(config, self.optimizer)
@@ -124,7 +124,7 @@ class Inner:
         return loss_sum / max(num_tokens, 1)
 
     def gradient_buffers(self) -> list[Tensor]:
-        """The island's mean gradient, fp32, flat: all of it, or this rank's shards with the distributed optimizer.
+        """The island's mean gradient, fp32 and flat; with the distributed optimizer this rank's shards of it.
 
         In place: what is written here before clipping is what the optimizer sees. Both copies of a tied
         embedding are in it, on the first and on the last stage.
@@ -156,14 +156,15 @@ def _forward_step(batches: Iterator[Microbatch], model: nn.Module) -> tuple[Tens
     """Megatron's forward function: output of this stage, and how its last stage makes the loss."""
     batch = next(batches)
     device = torch.cuda.current_device()
-    batch_on_device = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
     output = model(
-        batch_on_device["tokens"],
-        batch_on_device["position_ids"],
+        batch["tokens"].to(device, non_blocking=True),
+        batch["position_ids"].to(device, non_blocking=True),
         None,  # causal attention needs no mask
-        labels=batch_on_device["labels"] if parallel_state.is_pipeline_last_stage() else None,
+        labels=batch["labels"].to(device, non_blocking=True)
+        if parallel_state.is_pipeline_last_stage()
+        else None,
     )
-    return output, partial(_loss, batch_on_device["loss_mask"])
+    return output, partial(_loss, batch["loss_mask"].to(device, non_blocking=True))
 
 
 def _loss(mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import FP32Optimizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from dilocox.backend import Island
 from dilocox.initial_weights import EMBEDDING, TIED_OUTPUT
-from dilocox.inner.masters import Master, find_masters, single
+from dilocox.inner.masters import Master, find_masters
+from dilocox.optimizer_state import single
 from dilocox.parameters import is_tensor_parallel, layer_of, named_global_parameters, unwrap
 from dilocox.pieces import Piece, Role
 
@@ -33,7 +34,7 @@ class MasterWeights:
         pieces: what this rank owns, in the model's order.
     """
 
-    def __init__(self, island: Island, model: nn.Module, optimizer: Any) -> None:
+    def __init__(self, island: Island, model: Any, optimizer: Any) -> None:
         self._island = island
         self._model = model
         self._optimizer = single(optimizer)
@@ -116,7 +117,7 @@ class MasterWeights:
             blocks = [values.tensor_split(dp)[owner] for values in self._whole]
             flat = torch.cat([block.flatten() for block in blocks])
             dist.broadcast(flat, group_src=owner, group=group)
-            parts = flat.split([block.numel() for block in blocks])
+            parts = torch.split(flat, [block.numel() for block in blocks])
             for block, part in zip(blocks, parts, strict=True):
                 block.copy_(part.view_as(block))
 

@@ -25,12 +25,6 @@ class Master:
     start: int
 
 
-def single(optimizer: Any) -> Any:
-    """The one optimizer in Megatron's chain (the others are for experts, which this model has not)."""
-    (only,) = getattr(optimizer, "chained_optimizers", [optimizer])
-    return only
-
-
 def find_masters(optimizer: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Master]:
     """Masters that this rank holds, by global parameter name, in the model's order.
 
@@ -55,7 +49,7 @@ def _whole(parameter: nn.Parameter) -> Tensor:
 
 
 def _shards(optimizer: DistributedOptimizer, parameters: dict[str, nn.Parameter]) -> dict[str, Master]:
-    held = {}
+    held: dict[nn.Parameter, Tensor] = {}
     for models, shards in (
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
         (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),

@@ -11,6 +11,7 @@ from torch import nn
 from dilocox.config import Config
 from dilocox.errors import ConfigError
 from dilocox.model import DTYPES
+from dilocox.optimizer_state import allocate_state
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Any:
@@ -42,7 +43,9 @@ def build_optimizer(config: Config, model: nn.Module) -> Any:
         fp16=config.model.params_dtype == "fp16",
         use_distributed_optimizer=config.parallel.use_distributed_optimizer,
     )
-    return get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+    optimizer = get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+    allocate_state(optimizer)
+    return optimizer
 
 
 def build_scheduler(config: Config, optimizer: Any) -> OptimizerParamScheduler:
@@ -62,4 +65,6 @@ def build_scheduler(config: Config, optimizer: Any) -> OptimizerParamScheduler:
         wd_incr_style="constant",
         wsd_decay_steps=inner.lr_wsd_decay_iters,
         lr_wsd_decay_style=inner.lr_wsd_decay_style,
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,  # a checkpoint holds the position, the configuration the curve
     )

@@ -1,0 +1,109 @@
+"""Folders of checkpoints: atomic appearance, tracker, retention. No torch here.
+
+island_0/iter_0000100/                        one checkpoint, complete or not there at all
+island_0/latest_checkpointed_iteration.txt    Megatron's tracker, written last
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from dilocox.errors import CheckpointError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+_FOLDER = re.compile(r"^iter_(\d{7,})$")
+_UNFINISHED = ".unfinished"
+
+
+def folder_of(directory: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration lies."""
+    return directory / f"iter_{iteration:07d}"
+
+
+def latest(directory: Path) -> int | None:
+    """Iteration of the newest complete checkpoint; None where there is none.
+
+    Raises:
+        CheckpointError: the tracker names a checkpoint that is not there, or is not a number.
+    """
+    tracker = directory / TRACKER
+    if not tracker.exists():
+        return None
+    text = tracker.read_text().strip()
+    if not text.isdigit():
+        raise CheckpointError(f"{tracker} holds {text!r}, which is not an iteration")
+    if not folder_of(directory, int(text)).is_dir():
+        found = ", ".join(str(iteration) for iteration in iterations(directory)) or "none"
+        raise CheckpointError(f"{tracker} names iteration {text}, but the checkpoints there are: {found}")
+    return int(text)
+
+
+def iterations(directory: Path) -> list[int]:
+    """Iterations of all complete checkpoints, oldest first."""
+    if not directory.is_dir():
+        return []
+    matches = (_FOLDER.match(entry.name) for entry in directory.iterdir())
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def begin(directory: Path, iteration: int) -> Path:
+    """Makes an empty folder to write a checkpoint into; it counts for nothing until `commit`."""
+    unfinished = unfinished_of(directory, iteration)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def unfinished_of(directory: Path, iteration: int) -> Path:
+    """The folder that `begin` makes."""
+    return directory / (_UNFINISHED + folder_of(directory, iteration).name)
+
+
+def commit(directory: Path, iteration: int, *, retain: int) -> None:
+    """Makes a finished checkpoint appear under its name, then moves the tracker, then deletes old ones.
+
+    A crash at any point leaves the tracker on a complete checkpoint.
+
+    Args:
+        retain: number of newest checkpoints to keep, at least one.
+    """
+    unfinished, final = unfinished_of(directory, iteration), folder_of(directory, iteration)
+    for entry in sorted(unfinished.rglob("*")):
+        _flush_to_disk(entry)
+    _flush_to_disk(unfinished)
+    replaced = None
+    if final.exists():  # a run that resumed from an older checkpoint has come here again
+        replaced = directory / f"{_UNFINISHED}.replaced.{final.name}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    unfinished.rename(final)
+    _flush_to_disk(directory)
+    _write_tracker(directory, iteration)
+    if replaced is not None:
+        shutil.rmtree(replaced)
+    for old in [i for i in iterations(directory) if i != iteration][: 1 - retain or None]:
+        shutil.rmtree(folder_of(directory, old), ignore_errors=True)
+
+
+def abandon(directory: Path, iteration: int) -> None:
+    """Removes what a failed save has written, and with it the space that it took."""
+    shutil.rmtree(unfinished_of(directory, iteration), ignore_errors=True)
+
+
+def _write_tracker(directory: Path, iteration: int) -> None:
+    fresh = directory / f"{_UNFINISHED}.{TRACKER}"
+    fresh.write_text(f"{iteration}\n")
+    _flush_to_disk(fresh)
+    fresh.replace(directory / TRACKER)
+    _flush_to_disk(directory)
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
