@@ -47,17 +47,21 @@ start_island() {
     [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || options+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
     say "island $ISLAND_ID starts on $* ($RANKS_PER_NODE ranks a node), lighthouse ${LIGHTHOUSE:-as in $CONFIG}"
     say "ranks print to $LOG_DIR and log to $RUN_DIR/island_$ISLAND_ID"
-    srun "${options[@]}" "$LAUNCH_DIR/slurm/node.sh" "$CONFIG" \
+    srun "${options[@]}" bash "$LAUNCH_DIR/slurm/node.sh" "$CONFIG" \
         --set "run.output_dir=$OUTPUT_DIR" --set "run.name=$RUN_NAME" "${TRAIN_ARGUMENTS[@]}" &
     steps+=($!)
 }
 
 # forward_signals: SIGUSR1 and SIGTERM reach the ranks; they finish the step, save a checkpoint and end.
 forward_signals() {
-    trap 'stop_reason=limit; say "time limit is near: checkpoint, then end"; kill -USR1 "${steps[@]}" 2>/dev/null' USR1
-    # With SIGTERM SLURM has signalled every process of the job itself; only do not die before them.
-    trap 'stop_reason=ended; say "asked to end: checkpoint, then end"' TERM
+    trap 'stop_reason=limit; say "time limit is near: checkpoint, then end"; stop_ranks' USR1
+    # scancel, requeue and preemption send SIGTERM to every process of the job and SIGKILL after SLURM's KillWait
+    # or GraceTime; `scancel --batch --signal=TERM JOB` comes here alone and leaves all the time that is needed.
+    trap 'stop_reason=ended; say "asked to end: checkpoint, then end"; stop_ranks' TERM
 }
+
+# stop_ranks: srun hands SIGUSR1 on to every process of its step; on SIGTERM it would kill them instead.
+stop_ranks() { kill -USR1 "${steps[@]}" 2>/dev/null || true; }
 
 # wait_for_step PID: waits to its end although signals arrive; returns its exit code.
 wait_for_step() {

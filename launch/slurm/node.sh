@@ -19,4 +19,4 @@ fi
 export NODE_ADDRESS
 if [[ -n ${LOG_DIR:-} ]]; then export LOG_DIR=$LOG_DIR/$SLURMD_NODENAME; fi
 
-exec "${container_exec[@]}" "$launch_dir/torchrun/several_nodes.sh" "$@"
+exec "${container_exec[@]}" bash "$launch_dir/torchrun/several_nodes.sh" "$@"
