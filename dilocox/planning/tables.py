@@ -72,7 +72,9 @@ def memory(traffic: Traffic) -> Table:
     table = _table(
         "Memory of a rank, without activations",
         ("stage", *(name.replace("_", " ") for name in used), "total"),
-        caption="level 2 keeps anchors, momentum, residuals and what is in flight, in fp32",
+        caption="level 2 keeps what follows the inner states, in fp32"
+        if traffic.config.outer.method == "diloco"
+        else None,
     )
     for number, stage in enumerate(stages):
         table.add_row(str(number), *(_bytes(getattr(stage, name)) for name in used), _bytes(stage.total))
