@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -84,18 +85,22 @@ class Codec(ABC):
             MessageError: the message's length does not fit the outputs.
         """
 
-    def generator_state(self) -> Tensor | None:
-        """State of the random generator (stochastic rounding), for checkpoints."""
-        return None
+    def reseed(self, seed: int) -> None:  # noqa: B027  # most codecs have nothing to seed
+        """Starts the random numbers of stochastic rounding anew; nothing where rounding is to nearest.
 
-    def load_generator_state(self, state: Tensor) -> None:
-        """Continues the random generator from a checkpoint; a codec without one refuses."""
-        raise ValueError(f"codec {self.name} rounds to nearest and has no random generator")
+        With a seed for each message there is no generator state to checkpoint, and a message that is
+        made again after a resume has the same bits.
+
+        Args:
+            seed: equal on the ranks of an island, different between islands.
+        """
 
     def _check_length(self, message: Tensor, numels: Sequence[int]) -> None:
         expected = self.num_bytes(numels)
         if message.numel() != expected:
-            raise MessageError(f"payload length is {message.numel()} bytes, expected {expected} ({self.name})")
+            raise MessageError(
+                f"payload length is {message.numel()} bytes, expected {expected} ({self.name})"
+            )
 
 
 AverageRounds = Generator[list[Tensor], Average, Average]
@@ -110,6 +115,9 @@ class Compressor(Protocol):
 
     def rounds(self, tensors: list[Tensor]) -> AverageRounds:
         """Yields tensors to average; is sent their `Average`; returns the `Average` of the input."""
+
+    def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Sizes of the tensors that the next `rounds` yields, for predicted bytes."""
 
     def commit(self) -> None:
         """The sync of the last `rounds` was committed."""
@@ -129,6 +137,10 @@ class DenseCompressor:
     def rounds(self, tensors: list[Tensor]) -> AverageRounds:
         """One round over the input."""
         return (yield tensors)
+
+    def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The tensors themselves."""
+        return [[prod(shape) for shape in shapes]]
 
     def commit(self) -> None:
         """Nothing to keep."""

@@ -58,16 +58,10 @@ class BlockCodec(Codec):
         for rows, scales, payload in self._regions(message, flat):
             self._kernels(rows).decode(scales, payload, rows)
 
-    def generator_state(self) -> Tensor | None:
-        """See `Codec.generator_state`."""
-        return None if self._noise is None else self._noise.generator.get_state()
-
-    def load_generator_state(self, state: Tensor) -> None:
-        """See `Codec.load_generator_state`."""
-        if self._noise is None:
-            super().load_generator_state(state)
-        else:
-            self._noise.generator.set_state(state)
+    def reseed(self, seed: int) -> None:
+        """See `Codec.reseed`."""
+        if self._noise is not None:
+            self._noise.generator.manual_seed(seed)
 
     def _regions(self, message: Tensor, flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(rows, their scales, their payload): the whole blocks of each tensor, then its short last block."""

@@ -44,10 +44,14 @@ class Fused(Generic[P, R]):
             if self._compiled is not None:
                 try:
                     return self._compiled(*args, **kwargs)
-                except RuntimeError as error:  # what dynamo, inductor and the C++ compiler raise derives from it
+                except (
+                    RuntimeError
+                ) as error:  # what dynamo, inductor and the C++ compiler raise derives from it
                     self._compiled = None
                     first_line = (str(error).splitlines() or [type(error).__name__])[0]
-                    warnings.warn(f"codec: torch.compile failed, going on uncompiled: {first_line}", stacklevel=2)
+                    warnings.warn(
+                        f"codec: torch.compile failed, going on uncompiled: {first_line}", stacklevel=2
+                    )
             self.num_fallbacks += 1
         return self._eager(*args, **kwargs)
 

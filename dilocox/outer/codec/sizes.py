@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 HEADER_BYTES = 64
 """Length of the header in front of every message, see `wan/header.py`."""
@@ -99,9 +100,7 @@ def exchange_bytes(
         return 0
     if num_islands == 2:
         return HEADER_BYTES + message_bytes(codec, block_size, numels)
-    shards = [
-        [piece.numel for piece in shard] for shard in cut_shards(numels, block_size, num_islands)
-    ]
+    shards = [[piece.numel for piece in shard] for shard in cut_shards(numels, block_size, num_islands)]
     scatter = sum(
         HEADER_BYTES + message_bytes(codec, block_size, shard)
         for owner, shard in enumerate(shards)
@@ -125,8 +124,5 @@ def low_rank_numels(shapes: Sequence[Sequence[int]], rank: int) -> list[list[int
             first.append(rank * shape[0])
             second.append(rank * shape[1])
         else:
-            numel = 1
-            for size in shape:
-                numel *= size
-            first.append(numel)
+            first.append(prod(shape))
     return [first, second] if second else [first]

@@ -20,9 +20,15 @@ _ROWS = 32
 """Blocks that one program handles."""
 
 
-@triton.jit  # type: ignore[misc]  # triton has no annotations
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no annotations
 def _encode_kernel(  # type: ignore[no-untyped-def]
-    rows, scales, payload, num_blocks, HALF: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+    rows,  # noqa: ANN001
+    scales,  # noqa: ANN001
+    payload,  # noqa: ANN001
+    num_blocks,  # noqa: ANN001
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Each program: ROWS blocks; HALF bytes a block, in LANES (a power of 2) lanes."""
     block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -45,9 +51,15 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     tl.store(payload + byte, (low | (high << 4)).to(tl.uint8), mask=inside)
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
-    scales, payload, rows, num_blocks, HALF: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+    scales,  # noqa: ANN001
+    payload,  # noqa: ANN001
+    rows,  # noqa: ANN001
+    num_blocks,  # noqa: ANN001
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, LANES)

@@ -82,9 +82,7 @@ class _Exchange:
         lost: what requantising the owned shard lost, by slice.
     """
 
-    def __init__(
-        self, flat: list[Tensor], transport: Transport, *, codec: Codec, identity: Identity
-    ) -> None:
+    def __init__(self, flat: list[Tensor], transport: Transport, *, codec: Codec, identity: Identity) -> None:
         self.flat = flat
         self.lost: list[tuple[Slice, Tensor]] = []
         self._transport = transport
@@ -102,7 +100,9 @@ class _Exchange:
         own = self._own([message], cut_shards(numels, self._codec.block_size, 1))
         return self._mean(received, numels), own
 
-    def two_shots(self, gather_codec: Codec, server: ServerResidual | None) -> tuple[list[Tensor], list[Tensor]]:
+    def two_shots(
+        self, gather_codec: Codec, server: ServerResidual | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Three islands and more. Returns: mean, own. In place: `lost`."""
         num_islands = len(self._weights)
         cut = cut_shards([tensor.numel() for tensor in self.flat], self._codec.block_size, num_islands)

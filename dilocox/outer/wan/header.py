@@ -69,7 +69,7 @@ def seal(message: Tensor, header: Header) -> None:
     """
     payload = message[HEADER_BYTES:]
     fields = _fields(header, payload.numel()).values()
-    packed = _LAYOUT.pack(MAGIC, VERSION, *fields, zlib.crc32(memoryview(payload.numpy())))
+    packed = _LAYOUT.pack(MAGIC, VERSION, *fields, _checksum(payload))
     message[:HEADER_BYTES] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
@@ -96,9 +96,11 @@ def open_message(message: Tensor, expected: Header) -> Tensor:
     for (field, value), got in zip(_fields(expected, payload.numel()).items(), rest, strict=True):
         if got != value:
             raise _error(expected, field, _readable(field, got), _readable(field, value))
-    actual = zlib.crc32(memoryview(payload.numpy()))
+    actual = _checksum(payload)
     if actual != checksum:
-        raise _error(expected, "checksum", f"{actual:08x} over the payload", f"{checksum:08x} as in the header")
+        raise _error(
+            expected, "checksum", f"{actual:08x} over the payload", f"{checksum:08x} as in the header"
+        )
     return payload if payload.storage_offset() % 8 == 0 else payload.clone()
 
 
@@ -136,3 +138,7 @@ def _error(expected: Header, field: str, got: object, wanted: object) -> Message
 
 def _run_hash(run_id: str) -> bytes:
     return blake2b(run_id.encode(), digest_size=8).digest()
+
+
+def _checksum(payload: Tensor) -> int:
+    return zlib.crc32(payload.numpy().data)

@@ -1,0 +1,83 @@
+"""DiLoCoX's adaptive rank and interval: follow the effective rank of the mean. Level 2.
+
+arXiv 2506.21263 leaves the definition of the effective rank open (algorithms.md section 4.3). Here it is the
+number of singular values that hold `ENERGY` of the squared norm of what was decoded. Unlike the entropy
+rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in every round.
+Everything is computed from averaged factors, so all islands come to the same rank.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+ENERGY = 0.95
+"""Share of the energy; below the 0.99 or so that int4 factors carry faithfully."""
+
+WINDOW = 5
+"""c: rounds that the rank is averaged over."""
+
+
+def effective_rank(factor: Tensor) -> int:
+    """Singular values that hold `ENERGY` of the squared norm.
+
+    Args:
+        factor: fp32 [rank, n]; times an orthonormal factor it is the averaged matrix.
+
+    Returns: 0 for a zero matrix.
+    """
+    wide = factor.to(torch.float64)
+    energies = torch.linalg.eigvalsh(wide @ wide.T).flip(0).clamp(min=0)
+    if energies.sum() == 0:
+        return 0
+    return int((energies.cumsum(0) < ENERGY * energies.sum()).sum()) + 1
+
+
+class AdaptiveRank:
+    """r_t = mean of the last c effective ranks, H_t = r_t / r_1 * H_1.
+
+    What was sent with rank r cannot show more than r. So that the rank can grow back, a spectrum that
+    fills the whole rank counts as one eighth more, up to r_1.
+
+    Args:
+        initial: r_1.
+
+    Attributes:
+        rank: r_t, in 1 .. r_1.
+    """
+
+    def __init__(self, initial: int) -> None:
+        self.rank = initial
+        self._initial = initial
+        self._window: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def interval_scale(self) -> float:
+        """alpha = r_t / r_1, by which the sync interval follows the rank."""
+        return self.rank / self._initial
+
+    def update(self, effective: float) -> None:
+        """A committed round.
+
+        Args:
+            effective: its effective rank, equal on all islands and on the ranks of an island.
+        """
+        saturated = effective >= self.rank
+        self._window.append(self.rank + max(1, self.rank // 8) if saturated else effective)
+        mean = sum(self._window) / len(self._window)
+        self.rank = min(max(round(mean), 1), self._initial)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Rank and window."""
+        return {
+            "rank": torch.tensor(self.rank),
+            "window": torch.tensor(list(self._window), dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a saved state."""
+        self.rank = int(state["rank"])
+        self._window = deque(state["window"].tolist(), maxlen=WINDOW)
