@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
 
 def prepare_data(config: Config, cache_dir: Path) -> None:
     """Data is prepared once, before the ranks of all islands ask for it at the same time."""
-    from dilocox.data.datasets import prepare
+    from dilocox.data.resolve import prepare
 
     prepare(config, cache_dir)
 
