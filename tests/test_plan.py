@@ -75,23 +75,17 @@ sys.exit(code or ("torch" in sys.modules) or ("megatron" in sys.modules))
 
 
 def test_one_sync_of_two_islands_by_hand():
-    """TP 2, int4 in blocks of 64: half of each split matrix, whole norms, a bf16 scale a block, one header."""
-    traffic = small(
-        outer={"codec": "int4", "num_fragments": 2}, ranks_per_island=2, tensor_model_parallel_size=2
-    )
-    split = [
-        48 * 128,
-        64 * 32,
-        64 * 256 // 2,
-        64 * 64,
-    ]  # qkv 192 x 64, proj 64 x 64, fc1 256 x 64, fc2 64 x 128
-    split = [192 * 64 // 2, 64 * 64 // 2, 256 * 64 // 2, 64 * 128 // 2]
-    layer = sum(numel // 2 + 2 * numel // 64 for numel in split) + 2 * (32 + 2)
+    """TP 2, int4 in blocks of 64: half of each matrix, whole norms, a bf16 scale a block, a header."""
+    outer = {"codec": "int4", "num_fragments": 2}
+    traffic = small(outer=outer, ranks_per_island=2, tensor_model_parallel_size=2)
+    matrices = [192 * 64 // 2, 64 * 64 // 2, 256 * 64 // 2, 64 * 128 // 2]  # qkv, proj, fc1, fc2
+    norm = 64 // 2 + 2
+    layer = sum(numel // 2 + 2 * numel // 64 for numel in matrices) + 2 * norm
     embedding = 512 * 64 // 2
-    heavy = embedding // 2 + 2 * embedding // 64 + layer
-    light = 3 * layer + (32 + 2)
-    assert sorted(traffic.sync_bytes(f, rank=0) for f in (0, 1)) == sorted([HEADER + heavy, HEADER + light])
-    assert traffic.sync_bytes(0, rank=0) == traffic.sync_bytes(0, rank=1)
+    with_embedding = HEADER + 2 * layer + embedding // 2 + 2 * embedding // 64
+    with_head = HEADER + 2 * layer + norm
+    for rank in (0, 1):
+        assert [traffic.sync_bytes(fragment, rank) for fragment in (0, 1)] == [with_embedding, with_head]
 
 
 def test_an_fp32_round_of_one_rank_is_four_bytes_a_parameter():
