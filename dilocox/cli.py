@@ -96,7 +96,6 @@ def _train(args: argparse.Namespace) -> int:
         island_id=args.island_id,
         rank=rank,
         local_rank=_environment_int("LOCAL_RANK"),
-        local_world_size=_environment_int("LOCAL_WORLD_SIZE"),
         cache_dir=args.cache_dir,
     )
     return train(config, place, resume=args.resume)
@@ -117,9 +116,9 @@ def _add_lighthouse(parser: argparse.ArgumentParser) -> None:
 def _lighthouse(args: argparse.Namespace) -> int:
     if args.min_islands < 1:
         raise ConfigError("--min-islands", args.min_islands, "must be at least 1")
-    from dilocox.outer.wan.network import bracketed, split_host_port
+    from dilocox.outer.wan.network import bracketed
 
-    host, _ = split_host_port(args.bind, field="--bind")
+    host = args.bind.rpartition(":")[0].strip("[]")
     from dilocox.outer.wan.membership import serve_lighthouse
 
     stop = threading.Event()

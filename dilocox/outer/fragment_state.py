@@ -72,7 +72,9 @@ class FragmentState:
         self._sent_own = deltas
         return deltas
 
-    def update(self, mean: Sequence[Tensor], *, pending: Sequence[Sequence[Tensor]], take_anchor: bool) -> None:
+    def update(
+        self, mean: Sequence[Tensor], *, pending: Sequence[Sequence[Tensor]], take_anchor: bool
+    ) -> None:
         """A committed mean: outer step, then the weights by delay mode.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -14,3 +14,8 @@ def hash_tensors(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def combine(hashes: Sequence[str]) -> str:
+    """One hash of the ranks' hashes, in rank order."""
+    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=8).hexdigest()

@@ -221,20 +221,19 @@ class TorchftWan:
             raise IdentityError(f"two islands have the same id: {[member.island for member in members]}")
         transport = TorchftTransport(self._group, order=order, me=me)
         transport.weights = [member.weight for member in members]
-        transport.bytes_sent = swap.bytes_sent
         return members, transport
 
     def _take_state(self, state: State) -> None:
         self._healed = state
 
 
-def _island_store(address: WanAddress, port_range: str | None, island: Island) -> tuple[TCPStore | None, str, int]:
+def _island_store(
+    address: WanAddress, port_range: str | None, island: Island
+) -> tuple[TCPStore | None, str, int]:
     """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
     store = None
     if island.rank == 0:
-        store = TCPStore(
-            address.address, pick_port(port_range) or 0, is_master=True, wait_for_workers=False
-        )
+        store = TCPStore(address.address, pick_port(port_range) or 0, is_master=True, wait_for_workers=False)
     host, port = json.loads(island.share(json.dumps([address.address, store.port if store else 0])))
     return store, host, int(port)
 

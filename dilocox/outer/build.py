@@ -1,0 +1,108 @@
+"""Level 2 by method, with its WAN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dilocox.config import Config
+from dilocox.config_load import fingerprint
+from dilocox.outer.exchange import Exchange, JoinRules
+from dilocox.outer.fragments import Sized, assign, group
+from dilocox.outer.gradient_average import GradientAverage
+from dilocox.outer.island import GlooIsland
+from dilocox.outer.level2 import Alone, Level2
+from dilocox.outer.reporter import Reporter
+from dilocox.outer.sync import OuterSync
+from dilocox.outer.wan.address import resolve_address
+from dilocox.outer.wan.base import Hello, Wan
+from dilocox.outer.wan.membership import TorchftWan
+from dilocox.outer.wan.solo import SoloWan
+from dilocox.pieces import Piece
+from dilocox.topology import Topology
+
+
+def build_level2(
+    config: Config,
+    *,
+    island_id: int,
+    exchange_group: dist.ProcessGroup,
+    pieces: Sequence[Piece],
+    parameters: Sequence[Sized],
+    publish: Callable[[], None],
+    gradient_buffers: Callable[[], Sequence[Tensor]],
+    report: Reporter,
+    stopping: Callable[[], bool],
+) -> Level2:
+    """Builds what `outer.method` asks for.
+
+    Collective: all ranks of the island.
+
+    Args:
+        config: resolved.
+        exchange_group: gloo group of the island's ranks for the exchange thread alone.
+        pieces: fp32 pieces that this rank owns.
+        parameters: whole parameters of this pipeline stage, for balanced fragments.
+        publish: makes the model follow the pieces.
+        gradient_buffers: this rank's fp32 gradients (`data_parallel`).
+        stopping: True once this rank was told to stop.
+
+    Raises:
+        ConfigError: the WAN's interface or address is no good.
+    """
+    if config.outer.method == "none":
+        return Alone()
+    island = GlooIsland(exchange_group)
+    identity = {
+        "run_id": config.run.name,
+        "fingerprint": fingerprint(config),
+        "layout": Topology.from_config(config.parallel).describe(),
+    }
+    wan: Wan = SoloWan()
+    interface: str | None = None
+    if config.parallel.num_islands > 1:
+        settings = config.wan
+        address = resolve_address(settings.interface, settings.advertise_address, settings.lighthouse)
+        interface = address.interface
+        wan = TorchftWan(settings, address=address, island_id=island_id, island=island, identity=identity)
+        report.event("wan", 0, lighthouse=settings.lighthouse, address=address.describe())
+    exchange = Exchange(wan, island, retry_s=config.wan.timeout_s, stopping=stopping)
+    rules = JoinRules(config.parallel.num_islands, config.wan.min_islands, config.wan.join_timeout_s)
+    hello = Hello(
+        island=island_id,
+        kind="sync",
+        run_id=identity["run_id"],
+        fingerprint=identity["fingerprint"],
+        outer_step=0,
+        fragment=0,
+        inner_step=0,
+        weight=1.0,
+        anchor_hash="",
+    )
+    level2: OuterSync | GradientAverage
+    if config.outer.method == "data_parallel":
+        level2 = GradientAverage(
+            config.outer,
+            buffers=gradient_buffers,
+            exchange=exchange,
+            rules=rules,
+            hello=hello,
+            report=report,
+        )
+    else:
+        num_fragments = config.outer.num_fragments
+        assignment = assign(parameters, num_fragments, config.outer.fragment_pattern)
+        level2 = OuterSync(
+            config.outer,
+            pieces=pieces,
+            fragments=group(pieces, assignment, num_fragments),
+            exchange=exchange,
+            rules=rules,
+            hello=hello,
+            publish=publish,
+            report=report,
+        )
+    level2.interface = interface
+    return level2
