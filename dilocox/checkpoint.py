@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from dilocox import checkpoint_files
 from dilocox.backend import Island
 from dilocox.errors import CheckpointError
-from dilocox.optimizer_state import restore_state
+from dilocox.optimizer_state import count_steps, restore_state
 from dilocox.parameters import unwrap
 
 FORMAT = 1
@@ -133,7 +133,7 @@ class Checkpoints:
         with self._all_or_none():
             loaded = dist_checkpointing.load(self._level_1(state, is_loading=True), str(folder))
         unwrap(state.model).load_state_dict(loaded["model"])
-        restore_state(state.optimizer, loaded["optimizer"], num_steps=loaded["scheduler"]["num_steps"])
+        restore_state(state.optimizer, loaded["optimizer"], num_steps=loaded["num_optimizer_steps"])
         state.scheduler.num_steps = 0  # loading adds to it
         state.scheduler.load_state_dict(loaded["scheduler"])
         self._set_random_state(own["random"])
@@ -151,7 +151,10 @@ class Checkpoints:
         model = unwrap(state.model).sharded_state_dict(metadata=metadata)
         optimizer = state.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
         level_1 = {"model": model, "optimizer": optimizer}
-        return level_1 if is_loading else level_1 | {"scheduler": state.scheduler.state_dict()}
+        if not is_loading:
+            level_1["scheduler"] = state.scheduler.state_dict()
+            level_1["num_optimizer_steps"] = count_steps(state.optimizer)
+        return level_1
 
     def _folder_to_load(self, iteration: int | None) -> Path:
         if iteration is None:

@@ -27,6 +27,15 @@ def allocate_state(optimizer: Any) -> None:
     _set_num_steps(only.optimizer, 0)
 
 
+def count_steps(optimizer: Any) -> int:
+    """Optimizer steps taken, as torch's AdamW counts them; 0 for optimizers that do not count in tensors.
+
+    Not the position of the learning rate schedule, which an island that joins late skips ahead in.
+    """
+    states = single(optimizer).optimizer.state.values()
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
 def restore_state(optimizer: Any, loaded: dict[str, Any], *, num_steps: int) -> None:
     """Puts back what Megatron's `dist_checkpointing.load` has read.
 

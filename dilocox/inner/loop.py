@@ -57,6 +57,7 @@ class Inner:
     """Level 1 of one island: Megatron's schedule, gradient finalisation, clipping and optimizer.
 
     Attributes:
+        island: where this rank stands.
         model: Megatron's `DistributedDataParallel`.
         optimizer: Megatron's optimizer.
         scheduler: Megatron's `OptimizerParamScheduler`, counted in inner steps.
@@ -66,7 +67,7 @@ class Inner:
         self.model = model
         self.optimizer = build_optimizer(config, model)
         self.scheduler = build_scheduler(config, self.optimizer)
-        self._island = island
+        self.island = island
         network = unwrap(model).config
         network.finalize_model_grads_func = finalize_model_grads
         network.grad_scale_func = self.optimizer.scale_loss
@@ -129,7 +130,7 @@ class Inner:
         In place: what is written here before clipping is what the optimizer sees. Both copies of a tied
         embedding are in it, on the first and on the last stage.
         """
-        dp, dp_rank = self._island.topology.dp, self._island.coordinate.dp
+        dp, dp_rank = self.island.topology.dp, self.island.coordinate.dp
         buffers = self.model.buffers
         if not self.model.ddp_config.use_distributed_optimizer:
             return [buffer.grad_data for buffer in buffers]
@@ -143,8 +144,8 @@ class Inner:
 
     def _over_island(self, losses: Sequence[Tensor]) -> tuple[float, int]:
         """Sums [loss sum, tokens] over microbatches and data parallel ranks, and tells all ranks."""
-        total = torch.zeros(2, dtype=torch.float64, device=self._island.backend.device)
-        if self._island.coordinate.tp == 0:  # the tensor parallel ranks hold equal losses
+        total = torch.zeros(2, dtype=torch.float64, device=self.island.backend.device)
+        if self.island.coordinate.tp == 0:  # the tensor parallel ranks hold equal losses
             for loss in losses:
                 total += loss
         dist.all_reduce(total)
