@@ -40,8 +40,8 @@ class Average:
 class Codec(ABC):
     """A block codec: fp32 tensors to one message and back.
 
-    Tensors must be finite: level 2 guards before it encodes. A block with a NaN or an infinity decodes
-    to NaN, so that nothing hides it.
+    Tensors must be finite: level 2 guards before it encodes. A NaN or an infinity decodes to NaN or
+    infinity, so that nothing hides it; other blocks are not touched by it.
 
     Attributes:
         name: name in the configuration.
