@@ -60,7 +60,7 @@ def quiet_third_parties() -> None:
     """Hides what megatron-core and torch say on import; call it before the first of those imports."""
     for module in ("megatron", "transformer_engine", "torchft", "torch"):
         warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
-    for name in ("megatron", "torch.distributed"):
+    for name in ("megatron", "torch.distributed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

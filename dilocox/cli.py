@@ -90,6 +90,9 @@ def _train(args: argparse.Namespace) -> int:
             config.parallel.ranks_per_island,
             f"torchrun started {world_size} ranks (nnodes * nproc-per-node); make them equal",
         )
+    from dilocox.backend import quiet_third_parties
+
+    quiet_third_parties()  # before the next import, which brings in megatron-core
     from dilocox.train import Place, train
 
     place = Place(
