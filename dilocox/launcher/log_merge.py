@@ -1,7 +1,8 @@
 """From the output of many ranks to one log that a person can read.
 
-Rank 0 of each island is shown in full, the others only with warnings, errors and tracebacks. Known noise
-is left out. Nothing is lost: torchrun keeps every rank's stdout and stderr below `island_I/torchrun/`.
+Rank 0 of each island is shown in full, the others only with warnings, errors, and the tracebacks of the
+first of them that has one. Known noise is left out. Nothing is lost: torchrun keeps every rank's stdout and
+stderr below `island_I/torchrun/`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _OWN_PREFIX = re.compile(r"^\[island \d+( rank \d+)?\] ")
 _ALARM = re.compile(r"\b(WARNING|ERROR|CRITICAL):")
 _ROOT_CAUSE_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank")
 _ROOT_CAUSE_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
-_TRACEBACK = re.compile(r"^(\[rank\d+\]: ?)?Traceback \(most recent call last\)")
+_RANK_MARK = re.compile(r"^\[rank\d+\]: ?")  # torch marks the lines of an uncaught exception once more
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\)")
 _BETWEEN_TRACEBACKS = re.compile(r"^(During handling of the above|The above exception was)")
 _NOISE = re.compile(
     r"^\[[WI]\d{3,4} |"  # C++ warnings of torch, for example about host names
@@ -24,7 +26,7 @@ _NOISE = re.compile(
     r"^\S+\.py:\d+: \w*Warning: |^  warnings\.warn\(|"
     r"^$"
 )
-_KEPT_LINES = 40
+_KEPT_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class IslandLog:
         self._recent: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT_LINES))
         self._agent: deque[str] = deque(maxlen=_KEPT_LINES)
         self._in_traceback: set[int] = set()
-        self._shown_traceback_of: int | None = None
+        self._traceback_of: int | None = None  # the one rank besides 0 whose tracebacks are shown
         self._after_root_cause = False
         self._failed_rank: int | None = None
         self._exit_code: int | None = None
@@ -60,7 +62,7 @@ class IslandLog:
         if match is None:
             self._read_agent(line)
             return None
-        rank, text = int(match[1]), match[2]
+        rank, text = int(match[1]), _RANK_MARK.sub("", match[2])
         self._recent[rank].append(text)
         if not self._is_shown(rank, text):
             return None
@@ -73,9 +75,10 @@ class IslandLog:
         """The first failure, after the island's output has ended; None if torchrun named none."""
         if self._failed_rank is None or self._exit_code is None:
             return None
-        rank = self._failed_rank
+        rank, lines = self._failed_rank, tuple(self._recent[self._failed_rank])
+        has_traceback = any(_TRACEBACK.match(line) for line in lines)
         return Failure(
-            rank, self._exit_code, tuple(self._recent[rank]), was_shown=self._shown_traceback_of == rank
+            rank, self._exit_code, lines, was_shown=has_traceback and rank in (0, self._traceback_of)
         )
 
     def agent_lines(self) -> tuple[str, ...]:
@@ -87,18 +90,17 @@ class IslandLog:
             return False
         if _TRACEBACK.match(text) or _BETWEEN_TRACEBACKS.match(text):
             self._in_traceback.add(rank)
-            if self._shown_traceback_of is None:
-                self._shown_traceback_of = rank
+            if rank != 0 and self._traceback_of is None:
+                self._traceback_of = rank
         if rank in self._in_traceback:
             if not self._continues_traceback(text):
                 self._in_traceback.discard(rank)
-            return self._shown_traceback_of == rank
+            return rank in (0, self._traceback_of)
         return rank == 0 or _ALARM.search(text) is not None
 
     @staticmethod
     def _continues_traceback(text: str) -> bool:
         """False for the line with the exception itself, which ends a traceback."""
-        text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch marks uncaught exceptions once more
         return bool(text.startswith(" ") or _TRACEBACK.match(text) or _BETWEEN_TRACEBACKS.match(text))
 
     def _read_agent(self, line: str) -> None:

@@ -68,6 +68,13 @@ def test_a_traceback_is_whole_whatever_its_rank_and_shown_once():
     assert feed(log, of_rank(1, ["quiet again"])) == []
 
 
+def test_rank_0_is_never_silenced_by_another_ranks_traceback():
+    log = IslandLog(0)
+    feed(log, of_rank(1, TRACEBACK))
+    marked = [f"[rank0]: {line}" for line in TRACEBACK]  # as torch marks uncaught exceptions
+    assert feed(log, of_rank(0, marked)) == [f"[island 0] {line}" for line in TRACEBACK if line]
+
+
 def test_interleaved_tracebacks_stay_apart():
     log = IslandLog(0)
     both = [line for text in TRACEBACK for line in (*of_rank(1, [text]), *of_rank(2, [text]))]
