@@ -163,13 +163,11 @@ class SlurmCluster:
         self.run("scancel", "--user=root", check=False)
         _wait(lambda: not self.run("squeue", "--noheader").strip(), timeout_s, "jobs to end")
 
-    def logs(self, *, lines: int = 15) -> str:
+    def logs(self, *, lines: int = 8) -> str:
         """The ends of the daemons' logs."""
-        texts = [
-            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-            for path in sorted(self.root.glob("*.log"))
-        ]
-        return "\n".join(texts)
+        paths = [*sorted(self.root.glob("*.log")), *self.root.glob("munged.out")]
+        texts = {path.name: path.read_text(errors="replace").splitlines()[-lines:] for path in paths}
+        return "\n".join(line for name, text in texts.items() for line in (f"--- {name}", *text))
 
     def close(self) -> None:
         """Ends jobs and daemons and removes the folder."""
@@ -241,7 +239,7 @@ class SlurmCluster:
         environment = {
             key: value for key, value in self.environment.items() if not key.startswith("SLURM_JOB")
         }
-        with (self.root / f"{log or name}.out.log").open("wb") as output:
+        with (self.root / f"{log or name}.out").open("wb") as output:
             self._daemons.append(
                 subprocess.Popen(
                     [program, *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT
