@@ -558,6 +558,7 @@ WAN = [
         "'29600-29500'",
         "must be LOW-HIGH",
     ),
+    _case("port-too-low", "wan: {port_range: 80-29600}", "wan.port_range", "'80-29600'", "1024 <= LOW"),
     _case("port-too-high", "wan: {port_range: 60000-70000}", "wan.port_range", "'60000-70000'", "65535"),
     _case(
         "lighthouse-without-scheme",

@@ -104,6 +104,12 @@ def test_more_islands_send_two_shares_of_each_other_shard(islands):
     assert island_outer_step_bytes(more) == pytest.approx(factor * island_outer_step_bytes(two), rel=0.01)
 
 
+def test_rows_that_do_not_divide_are_all_sent():
+    three = small(ranks_per_island=3)  # 64 rows are blocks of 22, 21 and 21
+    assert island_outer_step_bytes(three) == 3 * HEADER + 4 * three.num_parameters
+    assert three.sync_bytes(0, 0) > three.sync_bytes(0, 1)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_data_parallel_ranks_share_the_traffic(sharded):
     """DP cuts 64 rows or more into multiples of whole blocks here, so nothing but headers is added."""

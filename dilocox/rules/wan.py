@@ -7,6 +7,7 @@ import re
 from dilocox.config import Config
 from dilocox.rules.require import require, require_default
 
+_LOWEST_PORT = 1024  # below, only root may listen
 _HIGHEST_PORT = 65535
 
 
@@ -31,10 +32,11 @@ def addresses(config: Config) -> None:
     if wan.port_range is not None:
         low, high = (int(port) for port in wan.port_range.split("-"))
         require(
-            0 < low <= high <= _HIGHEST_PORT,
+            _LOWEST_PORT <= low <= high <= _HIGHEST_PORT,
             "wan.port_range",
             wan.port_range,
-            f"must be LOW-HIGH with 1 <= LOW <= HIGH <= {_HIGHEST_PORT}; write for example 29500-29600",
+            f"must be LOW-HIGH with {_LOWEST_PORT} <= LOW <= HIGH <= {_HIGHEST_PORT}; "
+            "write for example 29500-29600",
         )
     if wan.lighthouse is not None:
         url = re.fullmatch(r"http://([^\s/:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})/?", wan.lighthouse)

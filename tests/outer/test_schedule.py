@@ -158,6 +158,13 @@ def test_an_interval_changes_at_the_next_round_boundary():
     assert [schedule.sync_interval(step) for step in (6, 7)] == [4, 6]
 
 
+def test_the_last_word_before_a_boundary_counts():
+    schedule = Schedule.build(sync_interval=4, delay_mode="blocking")
+    twice = schedule.with_interval(6, 1).with_interval(5, 2)
+    assert twice == schedule.with_interval(5, 2)
+    assert [at for at, event in timeline(twice, 14) if event.kind is START] == [4, 9, 14]
+
+
 def test_fitting_interval_leaves_room_for_the_delay():
     streaming = Schedule.build(sync_interval=12, num_fragments=3, overlap_delay=2, delay_mode="streaming")
     blocking = Schedule.build(sync_interval=12, num_fragments=3, delay_mode="blocking")
