@@ -67,8 +67,8 @@ class AdaptiveRank:
         """
         saturated = effective >= self.rank
         self._window.append(self.rank + max(1, self.rank // 8) if saturated else effective)
-        mean = sum(self._window) / len(self._window)
-        self.rank = min(max(round(mean), 1), self._initial)
+        if len(self._window) == WINDOW:  # until then r_1: the first bases are random and say little
+            self.rank = min(max(round(sum(self._window) / WINDOW), 1), self._initial)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Rank and window."""

@@ -11,7 +11,10 @@ FORMATS = ["int4", "int8", "nf4", "e3m0"]
 
 
 def scaled_values(form):
-    return torch.cat((torch.linspace(-1, 1, 20_001), torch.tensor([0.0, 2.0**-7, -(2.0**-7), 1e-30]))) * form.limit
+    return (
+        torch.cat((torch.linspace(-1, 1, 20_001), torch.tensor([0.0, 2.0**-7, -(2.0**-7), 1e-30])))
+        * form.limit
+    )
 
 
 def levels(form):

@@ -51,7 +51,9 @@ def test_compiled_equals_twin_with_one_kernel_for_all_sizes(name, hard_input):
         pytest.skip("no C++ compiler for torch.compile")
     form = build_format(name)
     kernels = CompiledKernels(form, threshold=0)
-    assert_same_bits(BlockCodec(form, 64, None, kernels), BlockCodec(form, 64, None, TwinKernels(form)), hard_input)
+    assert_same_bits(
+        BlockCodec(form, 64, None, kernels), BlockCodec(form, 64, None, TwinKernels(form)), hard_input
+    )
     assert kernels.num_fallbacks == 0
 
 
