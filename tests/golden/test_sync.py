@@ -29,7 +29,9 @@ def test_sync_follows_the_twin(case):
 
         def look(step):
             anchors = [fragment.anchor for fragment in island.sync.state.fragments]
-            seen.append([[t.clone() for tensors in kind for t in tensors] for kind in (anchors, island.weights)])
+            seen.append(
+                [[t.clone() for tensors in kind for t in tensors] for kind in (anchors, island.weights)]
+            )
 
         def move(island, step):
             for tensor in island.tensors:

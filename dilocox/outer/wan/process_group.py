@@ -21,6 +21,9 @@ from torchft.process_group import ProcessGroupGloo, create_store_client
 from dilocox.errors import IdentityError
 
 
+_LONGEST_IDENTITY_WAIT = timedelta(seconds=30)
+
+
 class WanProcessGroup(ProcessGroupGloo):
     """Ranks of equal coordinate, one of each island in the quorum.
 
@@ -58,7 +61,7 @@ class WanProcessGroup(ProcessGroupGloo):
             IdentityError: a member differs in a field of `identity`.
         """
         self.rank_in_quorum = rank
-        self._check_identity(store_addr, rank, world_size, is_speaker=group_rank == 0)
+        self._check_identity(store_addr, rank, world_size)
         super().configure(
             store_addr,
             replica_id,
@@ -117,17 +120,22 @@ class WanProcessGroup(ProcessGroupGloo):
         group._set_sequence_number_for_group()
         return group
 
-    def _check_identity(self, store_addr: str, rank: int, world_size: int, *, is_speaker: bool) -> None:
-        # torchft's address ends with the rank inside the island; identity is a matter of whole islands,
-        # also of such with another number of ranks, so all ranks read the same keys.
-        store = create_store_client(f"{store_addr.rpartition('/')[0]}/identity", timeout=self._timeout)
-        if is_speaker:
-            store.set(str(rank), json.dumps(self._identity))
+    def _check_identity(self, store_addr: str, rank: int, world_size: int) -> None:
+        """Compares identities by the store of this quorum, before any connection is made."""
+        timeout = min(self._timeout, _LONGEST_IDENTITY_WAIT)
+        store = PrefixStore("identity", create_store_client(store_addr, timeout=timeout))
+        store.set(str(rank), json.dumps(self._identity))
         for member in range(world_size):
-            theirs = json.loads(store.get(str(member)))
+            try:
+                theirs = json.loads(store.get(str(member)))
+            except RuntimeError as error:  # DistStoreError
+                raise IdentityError(
+                    f"member {member} of the quorum did not say who it is within {timeout.total_seconds():.0f} s; "
+                    "it has stopped, or its islands have fewer ranks"
+                ) from error
             for field, mine in self._identity.items():
                 if theirs.get(field) != mine:
                     raise IdentityError(
                         f"member {member} of the quorum has {field} {theirs.get(field)!r}, this island has "
-                        f"{mine!r}: islands of one lighthouse must belong to one run"
+                        f"{mine!r}: islands that share a lighthouse must belong to one run"
                     )
