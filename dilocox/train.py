@@ -256,8 +256,10 @@ class Run:
                 self.masters.load(anchors)
             self.evaluate()
             self.save()
-            sample = SAMPLE_PROMPT + generate(
-                self.inner, self.tokenizer, SAMPLE_PROMPT, num_tokens=SAMPLE_TOKENS, seed=self.config.run.seed
+            # the text of a NullTokenizer is numbers
+            prompt = "" if self.config.data.tokenizer_type == "NullTokenizer" else SAMPLE_PROMPT
+            sample = prompt + generate(
+                self.inner, self.tokenizer, prompt, num_tokens=SAMPLE_TOKENS, seed=self.config.run.seed
             )
         anchors = self.outer.anchors() or [piece.tensor for piece in self.masters.pieces]
         hashes: list[str] = [""] * self.topology.ranks_per_island
