@@ -1,0 +1,149 @@
+"""Which outer settings lose least? Equal tokens, real text, two islands; every delay mode and codec.
+
+    python benchmarks/outer_settings.py sweep      one seed: outer lr and momentum of each delay mode
+    python benchmarks/outer_settings.py table      three seeds with the best of each: the table
+
+Runs that are already in the results file are not run again. Each run is `dilocox launch` on a model of
+0.25 M parameters, 600 inner steps of 16 x 64 tokens an island, H = 30 (20 outer steps).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from provenance import provenance
+
+RESULTS = Path(__file__).parent / "results"
+CONFIG = {
+    "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64},
+    "parallel": {"num_islands": 2, "ranks_per_island": 1},
+    "data": {"data_path": "stdlib", "vocab_size": 512},
+    "inner": {"train_iters": 600, "micro_batch_size": 16, "global_batch_size": 16, "lr": 2e-3, "min_lr": 2e-4,
+              "lr_warmup_iters": 30},
+    "logging": {"log_interval": 100, "eval_iters": 16},
+    "run": {"device": "cpu"},
+}  # fmt: skip
+
+BLOCKING = {"sync_interval": 30}
+STREAMING = {"sync_interval": 30, "num_fragments": 3, "overlap_delay": 3}
+ROUND_DELAY = {"sync_interval": 30, "overlap_delay": 30}
+INT4 = {"codec": "int4", "error_feedback": True}
+MODES = {
+    "blocking": BLOCKING,
+    "streaming": STREAMING,
+    "delayed_keep": ROUND_DELAY | {"delay_mode": "delayed_keep"},
+    "eager": ROUND_DELAY | {"delay_mode": "eager"},
+    "delayed_reset": ROUND_DELAY | {"delay_mode": "delayed_reset"},
+}
+GRID = {
+    "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8)],
+    "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8)],
+    "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6)],
+    "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6)],
+    "delayed_reset": [(0.7, 0.9), (0.4, 0.6), (0.2, 0.6), (0.4, 0.3)],
+}
+SEEDS = (1, 2, 3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=["sweep", "table"])
+    part = parser.parse_args().part
+    runs = sweep() if part == "sweep" else table()
+    path = RESULTS / f"outer_settings_{part}.json"
+    done = json.loads(path.read_text())["runs"] if path.exists() else {}
+    for name, (seed, outer) in runs.items():
+        if name not in done:
+            done[name] = {"seed": seed, "outer": outer, **run(seed, outer)}
+            path.write_text(json.dumps({"machine": provenance(), "runs": done}, indent=1) + "\n")
+        print(f"{name:48} {done[name]['val_loss']:.4f}", flush=True)
+    if part == "table":
+        (RESULTS / "outer_settings.md").write_text(markdown(done))
+    return 0
+
+
+def sweep() -> dict[str, tuple[int, dict]]:
+    return {
+        f"{mode} lr {lr} momentum {momentum}": (
+            1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
+        )
+        for mode, grid in GRID.items()
+        for lr, momentum in grid
+    }  # fmt: skip
+
+
+def best(mode: str) -> dict[str, float]:
+    """Outer lr and momentum with the lowest loss of the sweep."""
+    runs = json.loads((RESULTS / "outer_settings_sweep.json").read_text())["runs"]
+    winner = min((r for name, r in runs.items() if name.split()[0] == mode), key=lambda r: r["val_loss"])
+    return {leaf: winner["outer"][leaf] for leaf in ("outer_lr", "outer_momentum")}
+
+
+def table() -> dict[str, tuple[int, dict]]:
+    tuned = {mode: settings | best(mode) for mode, settings in MODES.items()}
+    rows: dict[str, dict] = {
+        "data parallel, fp32": {"method": "data_parallel"},
+        "islands alone": {"method": "none"},
+        "blocking, fp32": tuned["blocking"],
+        "blocking, int4 + EF": tuned["blocking"] | INT4,
+        "streaming, fp32": tuned["streaming"],
+        "streaming, int4 + EF": tuned["streaming"] | INT4,
+        "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
+        "eager, int4 + EF": tuned["eager"] | INT4,
+        "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
+    }
+    return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
+
+
+def run(seed: int, outer: dict) -> dict:
+    """One training run; returns what the table needs of its summary."""
+    with tempfile.TemporaryDirectory(prefix="dilocox-bench-") as folder:
+        config = CONFIG | {"outer": outer, "run": {**CONFIG["run"], "seed": seed, "output_dir": folder}}
+        path = Path(folder) / "config.yaml"
+        path.write_text(json.dumps(config))  # JSON is YAML
+        command = [sys.executable, "-m", "dilocox", "launch", str(path), "--no-progress"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise SystemExit(f"{outer}: exit code {result.returncode}\n{result.stdout[-3000:]}{result.stderr[-3000:]}")
+        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+    wan = summary["wan"]
+    return {
+        "val_loss": summary["val_loss"],
+        "payload_bytes_sent": wan["payload_bytes_sent"],
+        "bits_per_parameter_per_outer_step": wan["bits_per_parameter_per_outer_step"],
+        "anchors_identical": summary["anchors_identical"],
+        "failures": summary["failures"],
+    }
+
+
+def markdown(runs: dict) -> str:
+    groups: dict[str, list[dict]] = {}
+    for name, result in runs.items():
+        groups.setdefault(name.split(" | ")[0], []).append(result)
+    lines = [
+        "# Outer settings at equal tokens",
+        "",
+        "Validation loss in nats a token (mean and spread = half the range over seeds), and what one run sends.",
+        "",
+        "| setting | outer lr / momentum | " + " | ".join(f"seed {s}" for s in SEEDS) + " | mean | spread | MB sent |",
+        "|---|---|" + "---|" * (len(SEEDS) + 3),
+    ]
+    for row, results in groups.items():
+        losses = [r["val_loss"] for r in results]
+        outer = results[0]["outer"]
+        tuned = f"{outer['outer_lr']} / {outer['outer_momentum']}" if "outer_lr" in outer else "-"
+        spread = (max(losses) - min(losses)) / 2
+        sent = results[0]["payload_bytes_sent"] / 1e6
+        values = " | ".join(f"{loss:.4f}" for loss in losses)
+        lines.append(f"| {row} | {tuned} | {values} | {statistics.mean(losses):.4f} | {spread:.4f} | {sent:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
