@@ -90,6 +90,9 @@ def _train(args: argparse.Namespace) -> int:
             config.parallel.ranks_per_island,
             f"torchrun started {world_size} ranks (nnodes * nproc-per-node); make them equal",
         )
+    from dilocox.launcher.tether import tie_to_parent
+
+    tie_to_parent(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves
     from dilocox.backend import quiet_third_parties
 
     quiet_third_parties()  # before the next import, which brings in megatron-core

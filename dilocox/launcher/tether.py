@@ -17,19 +17,19 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Asks the kernel for SIGKILL when the parent dies.
+def tie_to_parent(number: signal.Signals, *, parent: int | None = None) -> None:
+    """Asks the kernel for a signal to this process when its parent dies.
 
     Args:
-        parent: process id the caller expects as parent; if it has already died, this process ends now.
+        parent: process id the caller expects as parent; if it has already died, the signal comes now.
     """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def gpu_slice(visible: str | None, start: int, stop: int) -> str:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--gpus", metavar="START:STOP")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args(argv)
-    die_with_parent(args.parent)
+    tie_to_parent(signal.SIGKILL, parent=args.parent)
     environment = dict(os.environ)
     environment.update(entry.split("=", 1) for entry in args.env)
     if args.gpus:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from dilocox.metrics.records import EventRecord, Record, from_line, to_line
+from dilocox.metrics.records import EventRecord, InnerRecord, Record, SyncRecord, from_line, to_line
+
+CHECKPOINT = "checkpoint"
+"""Name of the event that follows a saved checkpoint; records before it belong to the checkpoint."""
 
 
 class JsonlWriter:
@@ -54,25 +58,42 @@ def read_records(path: Path) -> list[Record]:
 
 
 def truncate_after(path: Path, inner_step: int) -> list[Record]:
-    """Drops what a resumed run is going to repeat and returns what stays.
+    """Drops what a run resumed from the checkpoint of `inner_step` repeats, and returns what stays.
 
-    Inner steps, syncs and validations after `inner_step` go, so that every step is there once. Events
-    stay: they tell what happened, also on a path that was rolled back.
+    Every inner step, sync and validation is there once afterwards. A sync counts by when it was applied,
+    which can be later than the step it names: what was in flight in the checkpoint is applied again.
+    Events stay: they tell what happened, also on a path that was rolled back.
     """
     if not path.exists():
         return []
     _drop_torn_line(path)
-    kept: list[Record] = []
-    lines: list[str] = []
-    for line in path.read_text().splitlines(keepends=True):
-        record = from_line(line)
-        if isinstance(record, EventRecord) or record.inner_step <= inner_step:
-            kept.append(record)
-            lines.append(line)
+    lines = path.read_text().splitlines(keepends=True)
+    records = [from_line(line) for line in lines]
+    last = _position_of_checkpoint(records, inner_step)
+    kept = [index for index, record in enumerate(records) if _stays(record, inner_step, index <= last)]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(lines))
+    temporary.write_text("".join(lines[index] for index in kept))
     temporary.replace(path)
-    return kept
+    return [records[index] for index in kept]
+
+
+def _stays(record: Record, inner_step: int, before_checkpoint: bool) -> bool:
+    if isinstance(record, EventRecord):
+        return True
+    return record.inner_step <= inner_step and (before_checkpoint or not isinstance(record, SyncRecord))
+
+
+def _position_of_checkpoint(records: Sequence[Record], inner_step: int) -> int:
+    """Index of the checkpoint's event; if it was killed before writing that, of the last inner step."""
+    position = -1
+    for index, record in enumerate(records):
+        is_event = isinstance(record, EventRecord) and record.event == CHECKPOINT
+        if is_event and record.inner_step == inner_step:
+            position = index
+    if position >= 0:
+        return position
+    steps = (i for i, r in enumerate(records) if isinstance(r, InnerRecord) and r.inner_step <= inner_step)
+    return max(steps, default=-1)
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from dilocox.config import Config
@@ -10,7 +11,7 @@ from dilocox.metrics.files import METRICS, SUMMARY, island_dir
 from dilocox.metrics.jsonl import JsonlWriter, truncate_after
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, Record, Scalar, SyncRecord
 from dilocox.metrics.sinks import Sink, open_sinks, scalars_of
-from dilocox.metrics.totals import Totals
+from dilocox.metrics.totals import FAILURE_EVENTS, Totals
 
 
 class Recorder:
@@ -47,11 +48,11 @@ class Recorder:
         """After each inner step; a log line every `logging.log_interval` steps and at the last one."""
         self._keep(record)
         self._step_times_s.append(record.step_time_s)
-        train_iters = self._config.inner.train_iters
-        if record.inner_step % self._config.logging.log_interval == 0 or record.inner_step == train_iters:
+        if self._is_logged(record.inner_step):
             mean = sum(self._step_times_s) / len(self._step_times_s)
             self._step_times_s.clear()
             samples = self._config.inner.global_batch_size
+            train_iters = self._config.inner.train_iters
             line = log.inner_line(
                 record, train_iters=train_iters, global_batch_size=samples, mean_step_time_s=mean
             )
@@ -60,10 +61,10 @@ class Recorder:
     def sync(self, record: SyncRecord) -> None:
         """After a fragment was applied, or its sync discarded."""
         self._keep(record)
-        if record.committed:
-            self.logger.info(log.sync_line(record))
-        else:
+        if not record.committed:
             self.logger.warning(log.sync_line(record))
+        elif self._config.outer.method != "data_parallel" or self._is_logged(record.inner_step):
+            self.logger.info(log.sync_line(record))
 
     def eval(self, record: EvalRecord) -> None:
         """After a validation on the anchor."""
@@ -74,7 +75,8 @@ class Recorder:
         """Anything else worth a line: join, leave, heal, abstain, discard, checkpoint, resume ..."""
         record = EventRecord(inner_step, event, details)
         self._keep(record)
-        self.logger.info(log.event_line(record))
+        level = logging.WARNING if event in FAILURE_EVENTS else logging.INFO
+        self.logger.log(level, log.event_line(record))
 
     def close(self) -> None:
         """Flushes and releases everything; may be called twice."""
@@ -84,6 +86,10 @@ class Recorder:
         while self._sinks:
             self._sinks.pop().close()
         log.release(self.logger)
+
+    def _is_logged(self, inner_step: int) -> bool:
+        interval, last = self._config.logging.log_interval, self._config.inner.train_iters
+        return inner_step % interval == 0 or inner_step == last
 
     def _keep(self, record: Record) -> None:
         self.totals.add(record)

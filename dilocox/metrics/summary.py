@@ -83,6 +83,7 @@ def island_summary(
 ) -> IslandSummary:
     """Puts the figures of one island together."""
     parallel = config.parallel
+    note = _why_no_socket_bytes(parallel.nodes_per_island, totals, interface)
     return IslandSummary(
         island_id=island_id,
         run_id=outcome.run_id,
@@ -99,16 +100,16 @@ def island_summary(
         tokens=totals.tokens,
         wall_s=throughput.wall_s,
         compute_s=throughput.compute_s,
-        exchange_s=throughput.exchange_s,
-        blocked_s=throughput.blocked_s,
+        exchange_s=totals.exchange_s,
+        blocked_s=totals.blocked_s,
         lm_loss=_finite(totals.last_lm_loss),
         first_val_loss=_finite(totals.first_val_loss),
         val_loss=_finite(totals.val_loss),
         codec="none" if config.outer.method != "diloco" else config.outer.codec,
         payload_bytes_sent=totals.payload_bytes_sent,
         predicted_bytes=outcome.predicted_bytes,
-        socket_bytes_sent=interface.sent,
-        socket_bytes_note=interface.reason,
+        socket_bytes_sent=interface.sent if note is None else None,
+        socket_bytes_note=note,
         data_parallel_bytes=data_parallel_bytes(
             outcome.parameters, num_islands=parallel.num_islands, inner_steps=totals.inner_steps
         ),
@@ -116,6 +117,15 @@ def island_summary(
         failures=totals.failures,
         sample=outcome.sample,
     )
+
+
+def _why_no_socket_bytes(num_nodes: int, totals: Totals, interface: InterfaceBytes) -> str | None:
+    """Counters are of one host and of one process's lifetime; a part of the truth is none."""
+    if totals.events["resume"]:
+        return "the run was resumed, and counters begin with its last part"
+    if num_nodes > 1:
+        return "the island spans several hosts, and counters are of its first one"
+    return interface.reason
 
 
 def data_parallel_bytes(parameters: int, *, num_islands: int, inner_steps: int) -> int:

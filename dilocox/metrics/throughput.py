@@ -22,8 +22,6 @@ class Throughput:
         self._started_at: Seconds | None = None
         self._wall_s = 0.0
         self.compute_s = 0.0
-        self.exchange_s = 0.0
-        self.blocked_s = 0.0
         self.tokens = 0
 
     def start(self) -> None:
@@ -51,11 +49,6 @@ class Throughput:
         self.tokens += tokens
         self.compute_s += compute_s
 
-    def add_sync(self, *, exchange_s: Seconds, blocked_s: Seconds) -> None:
-        """One exchange, committed or not."""
-        self.exchange_s += exchange_s
-        self.blocked_s += blocked_s
-
     @property
     def wall_s(self) -> Seconds:
         running = 0.0 if self._started_at is None else self._clock() - self._started_at
@@ -70,25 +63,16 @@ class Throughput:
         """Inner compute seconds / wall seconds; None before the first second."""
         return self.compute_s / self.wall_s if self.wall_s > 0 else None
 
-    @property
-    def overlap_efficiency(self) -> float | None:
-        """1 - seconds blocked / seconds exchanged; None without an exchange."""
-        return overlap_efficiency(exchange_s=self.exchange_s, blocked_s=self.blocked_s)
-
     def state_dict(self) -> dict[str, float]:
         return {
             "wall_s": self.wall_s,
             "compute_s": self.compute_s,
-            "exchange_s": self.exchange_s,
-            "blocked_s": self.blocked_s,
             "tokens": self.tokens,
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self._wall_s = state["wall_s"]
         self.compute_s = state["compute_s"]
-        self.exchange_s = state["exchange_s"]
-        self.blocked_s = state["blocked_s"]
         self.tokens = int(state["tokens"])
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, Record, SyncRecord
 
-FAILURE_EVENTS = ("discard", "abstain", "leave", "heal")
+FAILURE_EVENTS = ("discard", "abstain", "leave", "heal", "skipped_step")
+"""Something went wrong and the run went on."""
 
 
 class Totals:
@@ -17,7 +18,6 @@ class Totals:
         self.tokens = 0
         self.payload_bytes_sent = 0
         self.num_committed_syncs = 0
-        self.num_discarded_syncs = 0
         self.exchange_s = 0.0
         self.blocked_s = 0.0
         self.last_lm_loss: float | None = None
@@ -43,10 +43,8 @@ class Totals:
         self.exchange_s += record.exchange_s
         self.blocked_s += record.blocked_s
         self.num_committed_syncs += record.committed
-        self.num_discarded_syncs += not record.committed
 
     @property
     def failures(self) -> dict[str, int]:
         """How often something went wrong and the run went on."""
-        counts = {event: self.events[event] for event in FAILURE_EVENTS}
-        return {**counts, "discarded_syncs": self.num_discarded_syncs}
+        return {event: self.events[event] for event in FAILURE_EVENTS}

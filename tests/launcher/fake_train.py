@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from dilocox.config_load import load_config
-from dilocox.launcher.tether import die_with_parent
+from dilocox.launcher.tether import tie_to_parent
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    die_with_parent()
+    tie_to_parent(signal.SIGTERM)
     rank = int(os.environ["RANK"])
     stop = Stop()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.behaviour == "deaf" else stop)
@@ -111,8 +111,6 @@ def finish(config, run_dir, recorder, *, island_id, status):
         {
             "wall_s": steps * 0.01,
             "compute_s": steps * 0.008,
-            "exchange_s": 0.05 * syncs,
-            "blocked_s": 0.001 * syncs,
             "tokens": steps * 512,
         }
     )

@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from dilocox.config import Config
 from dilocox.metrics.jsonl import JsonlTail, JsonlWriter, read_records, truncate_after
 from dilocox.metrics.recorder import Recorder
-from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord
+from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord
 from tests.metrics.test_records import EVENT, SYNC
 
 CONFIG = Config.model_validate(
@@ -91,6 +92,48 @@ def test_resume_drops_what_will_be_repeated_and_keeps_events(make, tmp_path):
     assert steps(path) == [1, 2, 3]
     assert [r.kind for r in read_records(path)] == ["inner", "inner", "event", "inner"]
     assert second.totals.failures["leave"] == 1
+
+
+@pytest.mark.parametrize("event_was_written", [True, False])
+def test_a_sync_in_flight_at_the_checkpoint_is_there_once_after_the_resume(make, tmp_path, event_was_written):
+    first = make()
+    first.sync(replace(SYNC, inner_step=1, fragment=0))
+    first.inner(inner(1))
+    first.inner(inner(2))
+    first.eval(EvalRecord(inner_step=2, val_loss=1.0))
+    if event_was_written:
+        first.event("checkpoint", 2)
+    first.sync(replace(SYNC, inner_step=2, fragment=1))  # started at step 2, applied in step 3
+    first.inner(inner(3))
+    first.close()
+    second = make(resumed_step=2)
+    assert second.totals.payload_bytes_sent == SYNC.payload_bytes_sent
+    assert second.totals.val_loss == 1.0
+    second.sync(replace(SYNC, inner_step=2, fragment=1))
+    records = read_records(tmp_path / "island_1" / "metrics.jsonl")
+    assert [r.fragment for r in records if isinstance(r, SyncRecord)] == [0, 1]
+
+
+def test_a_sync_drained_before_the_last_checkpoint_stays(make):
+    first = make()
+    first.inner(inner(5))
+    first.sync(replace(SYNC, inner_step=5))
+    first.event("checkpoint", 5)
+    first.close()
+    assert make(resumed_step=5).totals.payload_bytes_sent == SYNC.payload_bytes_sent
+
+
+def test_failures_are_warnings_and_the_baselines_syncs_are_not_a_line_each(make, capfd):
+    settings = {**CONFIG.model_dump(), "outer": {"method": "data_parallel"}}
+    recorder = make(config=Config.model_validate(settings))
+    for step in (1, 2):
+        recorder.sync(replace(SYNC, inner_step=step, outer_step=step))
+    recorder.event("discard", 2, reason="timeout")
+    assert capfd.readouterr().err.splitlines() == [
+        "[island 1] outer step 2 | fragment 2 | participants 2 | pseudo-gradient norm 0.500 | cosine 0.800 | "
+        "sent 0.001 MB | exchange 2.000 s | blocked 0.500 s |",
+        "[island 1] WARNING: event at iteration 2 | discard | reason timeout |",
+    ]
 
 
 def test_a_fresh_start_forgets_an_older_run(make, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from dilocox.config import Config
 from dilocox.metrics.interface_bytes import InterfaceBytes
-from dilocox.metrics.records import EvalRecord
+from dilocox.metrics.records import EvalRecord, EventRecord
 from dilocox.metrics.summary import (
     Outcome,
     data_parallel_bytes,
@@ -25,13 +25,11 @@ CONFIG = Config.model_validate(
 )
 
 
-def make(island_id, **changes):
+def make(island_id, *, config=CONFIG, events=(), interface=None, **changes):
     totals, throughput = Totals(), Throughput()
-    for record in (EvalRecord(0, 8.0), replace(INNER, inner_step=30), SYNC, EvalRecord(30, 3.0)):
+    for record in (EvalRecord(0, 8.0), replace(INNER, inner_step=30), SYNC, EvalRecord(30, 3.0), *events):
         totals.add(record)
-    throughput.load_state_dict(
-        {"wall_s": 10.0, "compute_s": 9.0, "exchange_s": 2.0, "blocked_s": 0.5, "tokens": 512}
-    )
+    throughput.load_state_dict({"wall_s": 10.0, "compute_s": 9.0, "tokens": 512})
     outcome = Outcome(
         status="completed",
         run_id="r",
@@ -42,12 +40,12 @@ def make(island_id, **changes):
         sample="def f",
     )
     summary = island_summary(
-        CONFIG,
+        config,
         island_id=island_id,
         outcome=outcome,
         totals=totals,
         throughput=throughput,
-        interface=InterfaceBytes("lo"),
+        interface=interface or InterfaceBytes("lo"),
     )
     return replace(summary, **changes)
 
@@ -86,7 +84,7 @@ def test_figures(tmp_path):
     assert wan["bits_per_parameter_per_outer_step"] == 8 * 1000 / (500 * 2)
     assert wan["socket_bytes_sent"] is None and "loopback" in wan["socket_bytes_note"]
     assert wan["data_parallel_bytes"] == 2 * 4 * 500 * 30
-    assert result["failures"]["discarded_syncs"] == 0
+    assert result["failures"]["discard"] == 0
 
 
 def test_socket_bytes_add_up_only_if_every_island_counted(tmp_path):
@@ -97,6 +95,23 @@ def test_socket_bytes_add_up_only_if_every_island_counted(tmp_path):
         == 11
     )
     assert merged(tmp_path, make(0, socket_bytes_sent=5), make(1))["wan"]["socket_bytes_sent"] is None
+
+
+@pytest.mark.parametrize(
+    "nodes, events, reason",
+    [(1, [], None), (2, [], "several hosts"), (1, [EventRecord(5, "resume")], "resumed")],
+)
+def test_socket_bytes_only_where_the_counter_saw_all_of_them(tmp_path, nodes, events, reason):
+    statistics = tmp_path / "eth7" / "statistics"
+    statistics.mkdir(parents=True)
+    for name in ("tx_bytes", "rx_bytes"):
+        (statistics / name).write_text("100")
+    interface = InterfaceBytes("eth7", sysfs=tmp_path)
+    (statistics / "tx_bytes").write_text("142")
+    config = Config.model_validate({"parallel": {"nodes_per_island": nodes}})
+    island = make(0, config=config, events=events, interface=interface)
+    assert island.socket_bytes_sent == (42 if reason is None else None)
+    assert reason is None or reason in island.socket_bytes_note
 
 
 @pytest.mark.parametrize("changes", [{"anchor_hash": "x"}, {"outer_steps": 3}])
