@@ -165,7 +165,7 @@ def test_nothing_usable_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_output_does_not_depend_on_the_workers(tmp_path: Path) -> None:
-    records: list[object] = [{"text": " ".join(str(j % 90) for j in range(i % 7 + 1))} for i in range(1500)]
+    records: list[object] = [{"text": " ".join(str(j % 90) for j in range(i % 7 + 1))} for i in range(4000)]
     records[700] = 5
     source = jsonl(tmp_path / "a.jsonl", records)
     content = []
@@ -173,7 +173,7 @@ def test_output_does_not_depend_on_the_workers(tmp_path: Path) -> None:
         assert null(tmp_path, source, "--workers", workers, "--append-eod", "--skip-bad-lines") == 0
         content.append([(tmp_path / "out" / name).read_bytes() for name in outputs(tmp_path)])
     assert content[0] == content[1] and len(content[0]) == 2
-    assert len(documents(tmp_path)) == 1499
+    assert len(documents(tmp_path)) == 3999
 
 
 def test_workers_report_the_same_bad_line(tmp_path: Path) -> None:

@@ -33,6 +33,16 @@ def test_weights_are_normalised(prefix: str, tmp_path: Path) -> None:
     assert [pair.prefix for pair in blend.pairs] == [prefix, other]
 
 
+def test_validation_takes_each_site_alike(prefix: str, tmp_path: Path) -> None:
+    others = [write_pair(tmp_path / name, numbered_documents(5, 16)) for name in ("a", "b")]
+    data = {"island_data": [prefix, [3.0, others[0], 1.0, others[1]]]}
+    resolved = prepare(make_config("stdlib", data=data, parallel={"num_islands": 2}), tmp_path)
+    blend = resolved.validation_blend()
+    assert [pair.prefix for pair in blend.pairs] == [prefix, *others]
+    assert blend.weights == (0.5, 0.375, 0.125)
+    assert [len(resolved.training_blend(island).pairs) for island in range(2)] == [1, 2]
+
+
 def cut_data(prefix: str) -> None:
     data = Path(prefix + ".bin")
     data.write_bytes(data.read_bytes()[:-2])
