@@ -191,8 +191,10 @@ class Exchange:
                 )
             if len(members) != seen:
                 seen = len(members)
-                here = ", ".join(str(member.island) for member in members)
-                waiting(reason=f"{seen} of {rules.num_islands} islands are here (island {here})")
+                missing = sorted(set(range(rules.num_islands)) - {member.island for member in members})
+                waiting(
+                    missing=f"island {', '.join(map(str, missing))}", here=f"{seen} of {rules.num_islands}"
+                )
             time.sleep(_JOIN_PAUSE_S)
 
     def _take_part(self, proposal: Proposal, round_: Round, outcome: Outcome) -> None:
