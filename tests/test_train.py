@@ -1,0 +1,175 @@
+"""Equivalences of the whole trainer: layouts, methods, seeds, resume."""
+
+import json
+
+import pytest
+import torch
+
+from tests.training import train, write_run
+
+TWO_OUTER_STEPS = {"method": "diloco", "sync_interval": 10}
+LAYOUTS = {
+    "TP2": ["parallel.tensor_model_parallel_size=2", "parallel.ranks_per_island=2"],
+    "PP2": ["parallel.pipeline_model_parallel_size=2", "parallel.ranks_per_island=2"],
+    "DP2": ["parallel.ranks_per_island=2"],
+    "TP2xPP2": [
+        "parallel.tensor_model_parallel_size=2",
+        "parallel.pipeline_model_parallel_size=2",
+        "parallel.ranks_per_island=4",
+    ],
+    "TP2 with distributed optimizer": [
+        "parallel.tensor_model_parallel_size=2",
+        "parallel.ranks_per_island=2",
+        "parallel.use_distributed_optimizer=true",
+    ],
+    "DP2 with distributed optimizer": [
+        "parallel.ranks_per_island=2",
+        "parallel.use_distributed_optimizer=true",
+    ],
+}
+
+
+def losses_of(answers, island=0):
+    return answers[island][0][0]
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_rank")
+    path = write_run(folder, outer=TWO_OUTER_STEPS)
+    losses = losses_of(train(path))
+    summary = json.loads((folder / "runs" / "test" / "summary.json").read_text())
+    assert summary["status"] == "completed" and summary["outer_steps"] == 2
+    assert losses[-1] < losses[0] - 0.5
+    return losses, summary
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_trains_like_one_rank(layout, one_rank, tmp_path):
+    losses, summary = one_rank
+    path = write_run(tmp_path, outer=TWO_OUTER_STEPS)
+    assert losses_of(train(path, *LAYOUTS[layout])) == pytest.approx(losses, rel=1e-4)
+    got = json.loads((tmp_path / "runs" / "test" / "summary.json").read_text())
+    assert got["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-4)
+
+
+def test_seeds(one_rank, tmp_path):
+    losses, _ = one_rank
+    path = write_run(tmp_path, outer=TWO_OUTER_STEPS)
+    assert losses_of(train(path)) == losses
+    assert losses_of(train(path, "run.seed=2", "run.name=other"))[0] != losses[0]
+
+
+def test_outer_sgd_with_lr_1_changes_nothing(one_rank, tmp_path):
+    path = write_run(tmp_path)
+    plain = losses_of(train(path, "outer.method=none"))
+    outer = ["outer_optimizer=sgd", "outer_lr=1.0", "outer_momentum=0.0", "sync_interval=5"]
+    synced = losses_of(train(path, "run.name=synced", *(f"outer.{setting}" for setting in outer)))
+    assert synced == pytest.approx(plain, rel=1e-6)
+    assert one_rank[0] != pytest.approx(plain, rel=1e-3)  # Nesterov does
+
+
+class SharedBatches:
+    """Data of both islands from one stream: an island alone reads what two islands read together."""
+
+    def __init__(self, run_config, island_id):
+        self.config, self.island = run_config, island_id
+
+    def batches(self, consumed_samples=0):
+        for step in range(self.config.inner.train_iters):
+            generator = torch.Generator().manual_seed(step)
+            tokens = torch.randint(60, (8, self.config.model.seq_length + 1), generator=generator)
+            alone = self.config.parallel.num_islands == 1
+            own = tokens if alone else tokens.chunk(2)[self.island]
+            yield [self._batch(part) for part in own.split(self.config.inner.micro_batch_size)]
+
+    def validation_batches(self, eval_iters):
+        return [next(self.batches())]
+
+    def _batch(self, tokens):
+        length = tokens.shape[1] - 1
+        return {
+            "tokens": tokens[:, :-1].contiguous(),
+            "labels": tokens[:, 1:].contiguous(),
+            "loss_mask": torch.ones(len(tokens), length),
+            "position_ids": torch.arange(length).expand(len(tokens), length).contiguous(),
+        }
+
+
+def weights(run):
+    return [piece.tensor.clone() for piece in run.masters.pieces]
+
+
+def train_on_shared_batches(island, rank, path, overrides, resume):
+    import dilocox.train
+    from tests.training import train_rank
+
+    dilocox.train.build_data = lambda config, resolved, *, island_id, **_: SharedBatches(config, island_id)
+    return train_rank(island, rank, path, overrides, weights, resume)
+
+
+def test_data_parallel_islands_equal_one_island_with_twice_the_batch(tmp_path):
+    from tests.distributed.forkserver import run_islands
+    from tests.training import lighthouse
+
+    path = write_run(tmp_path, inner={"train_iters": 10})
+    ((alone, weights_alone),) = run_islands(
+        train_on_shared_batches, 1, 1, path, ["outer.method=none", "run.name=alone"], False
+    )[0]
+    with lighthouse() as address:
+        settings = ["parallel.num_islands=2", "inner.global_batch_size=4", "outer.method=data_parallel"]
+        answers = run_islands(
+            train_on_shared_batches, 2, 1, path, [*settings, f"wan.lighthouse={address}"], False
+        )
+    mean = [(a + b) / 2 for a, b in zip(losses_of(answers, 0), losses_of(answers, 1), strict=True)]
+    assert mean == pytest.approx(alone, rel=1e-5)
+    for got, wanted in zip(answers[0][0][1], weights_alone, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def replicas(run):
+    """Anchors by name, and this rank's copies of what Megatron keeps more than once."""
+    from dilocox.parameters import named_global_parameters
+
+    anchors = {p.name: a.clone() for p, a in zip(run.masters.pieces, run.outer.anchors(), strict=True)}
+    copies = {n: p.detach().clone() for n, p in named_global_parameters(run.inner.model).items()}
+    return run.island.coordinate, anchors, copies
+
+
+def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
+    """TP=2, PP=2, tied embeddings, int4, error feedback, two islands, 20 outer steps."""
+    path = write_run(tmp_path, inner={"train_iters": 40})
+    outer = ["sync_interval=2", "num_fragments=1", "overlap_delay=1", "codec=int4", "error_feedback=true"]
+    settings = [*LAYOUTS["TP2xPP2"], "parallel.num_islands=2", *(f"outer.{setting}" for setting in outer)]
+    answers = train(path, *settings, job=replicas)
+    ranks = [[answer for _, answer in island] for island in answers]
+    for (_, first, _), (_, second, _) in zip(*ranks, strict=True):
+        for name, anchor in first.items():
+            assert torch.equal(anchor, second[name]), f"{name} differs between the islands"
+    for island in ranks:
+        by_place = {(c.pp, c.tp): copies for c, _, copies in island}
+        for pp in (0, 1):
+            for name, values in by_place[pp, 0].items():
+                if "norm" in name:
+                    assert torch.equal(values, by_place[pp, 1][name]), f"{name} differs between TP ranks"
+        for tp in (0, 1):
+            embedding = by_place[0, tp]["embedding.word_embeddings.weight"]
+            assert torch.equal(embedding, by_place[1, tp]["output_layer.weight"]), "tied copies differ"
+    summary = json.loads((tmp_path / "runs" / "test" / "summary.json").read_text())
+    assert summary["anchors_identical"] and summary["outer_steps"] == 20
+    assert summary["wan"]["payload_bytes_sent"] == summary["wan"]["predicted_bytes"] > 0
+
+
+@pytest.mark.parametrize("stop", [10, 11])
+def test_resumed_equals_uninterrupted(stop, tmp_path):
+    """Stopped in the delay window of a fragment, and right after an outer step."""
+    path = write_run(tmp_path, inner={"train_iters": 16})
+    outer = ["sync_interval=8", "num_fragments=2", "overlap_delay=2", "codec=int4", "error_feedback=true"]
+    settings = ["parallel.num_islands=2", *(f"outer.{setting}" for setting in outer)]
+    whole = train(path, *settings, "run.name=whole")
+    train(path, *settings, f"run.exit_interval={stop}")
+    resumed = train(path, *settings, resume=True)
+    for island in range(2):
+        assert losses_of(resumed, island) == losses_of(whole, island)
+    runs = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "test")]
+    assert runs[0]["anchor_hash"] == runs[1]["anchor_hash"]
