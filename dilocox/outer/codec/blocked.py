@@ -73,8 +73,11 @@ class BlockedKernels:
 
     def _decode_codes(self, payload: Tensor, values: Tensor, scratch: Tensor) -> None:
         if self._pairs is not None:
-            pairs = torch.index_select(self._pairs, 0, payload.to(torch.int32))
-            values.copy_(pairs.view(torch.float32))
+            index = payload.to(torch.int32)
+            if values.storage_offset() % 2 == 0:
+                torch.index_select(self._pairs, 0, index, out=values.view(torch.int64))
+            else:  # a view that starts between two pairs
+                values.copy_(torch.index_select(self._pairs, 0, index).view(torch.float32))
             return
         assert isinstance(self._form, Uniform)
         if self._form.bits == 4:

@@ -75,7 +75,7 @@ class CompiledKernels:
             return encode_rows(rows, noise, form)
 
         def decode(scales: Tensor, payload: Tensor) -> Tensor:
-            return decode_rows(scales, payload, form)
+            return decode_rows(scales, payload.view(-1), form)
 
         self._encode = Fused(encode)
         self._decode = Fused(decode)
@@ -91,7 +91,7 @@ class CompiledKernels:
             self._twin.encode(rows, scales, payload, noise)
             return
         drawn = noise.draw(rows.numel()).view(rows.shape).to(rows.device) if noise else None
-        made_scales, made_payload = self._encode(rows, drawn)
+        made_scales, made_payload = self._encode(_one_width(rows), drawn)
         scales.copy_(made_scales)
         payload.copy_(made_payload)
 
@@ -100,4 +100,10 @@ class CompiledKernels:
         if rows.shape[0] == 1 or rows.numel() < self._threshold:
             self._twin.decode(scales, payload, rows)
             return
-        rows.copy_(self._decode(scales, payload))
+        rows.copy_(self._decode(scales, _one_width(payload.view(len(scales), -1))))
+
+
+def _one_width(rows: Tensor) -> Tensor:
+    """Tells the compiler that only the number of rows changes between calls."""
+    torch._dynamo.mark_static(rows, 1)
+    return rows

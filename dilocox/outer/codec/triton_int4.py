@@ -84,7 +84,7 @@ class TritonInt4Kernels:
             self._twin.encode(rows, scales, payload, noise)
             return
         half, lanes, grid = _launch(rows)
-        with torch.cuda.device_of(rows):
+        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
             _encode_kernel[grid](
                 rows,
                 scales.view(torch.int16),
@@ -102,7 +102,7 @@ class TritonInt4Kernels:
             self._twin.decode(scales, payload, rows)
             return
         half, lanes, grid = _launch(rows)
-        with torch.cuda.device_of(rows):
+        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
             _decode_kernel[grid](
                 scales.view(torch.int16), payload, rows, rows.shape[0], HALF=half, LANES=lanes, ROWS=_ROWS
             )

@@ -1,7 +1,7 @@
 """The largest error of one encoding, derived.
 
-Let s be the scale of a block as stored: absmax / limit rounded up to bf16, so s <= absmax / limit * (1 + 2^-7).
-Codes are made with s itself, so nearest rounding errs by at most `worst_error` * s:
+Let s be the scale of a block as stored: absmax / limit rounded up to bf16, so at most a factor 1 + 2^-7
+larger. Codes are made with s itself, so nearest rounding errs by at most `worst_error` * s:
 
 * int4, int8: half a step, s / 2;
 * nf4: half of the widest gap between levels (0.3038 / 2) plus half a cell of the threshold grid;

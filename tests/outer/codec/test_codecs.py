@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -44,7 +46,7 @@ def test_cutting_at_blocks_changes_nothing(name, rounding):
         cuts = sorted(data.draw(st.sets(st.integers(0, numel // 16), max_size=4)))
         bounds = [0, *(16 * cut for cut in cuts), numel]
         x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * 1e-4
-        parts = [x[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+        parts = [x[start:stop] for start, stop in pairwise(bounds)]
         codec = build_codec(name, 16, rounding, seed=5)
         (whole,) = codec.decode(codec.encode([x]), [numel])
         codec.reseed(5)

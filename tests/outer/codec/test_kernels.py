@@ -16,6 +16,7 @@ from dilocox.outer.codec.compiled import CompiledKernels, Fused
 from dilocox.outer.codec.formats import build_format
 from dilocox.outer.codec.kernels import TwinKernels, pack_nibbles, unpack_nibbles
 from dilocox.outer.codec.noise import Noise
+from tests.outer.codec.conftest import hard_inputs
 
 FORMATS = ["int4", "int8", "nf4", "e3m0"]
 
@@ -46,15 +47,31 @@ def test_blocked_equals_twin(name, stochastic, block_size, hard_input, monkeypat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_compiled_equals_twin_with_one_kernel_for_all_sizes(name, hard_input):
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_values_may_start_anywhere(name, offset):
+    codec = BlockCodec(build_format(name), 64)
+    x = torch.randn(1000)
+    message = codec.encode([x])
+    inside = torch.zeros(1010)
+    codec.decode_into(message, [inside[offset : offset + 1000]])
+    assert torch.equal(inside[offset : offset + 1000], codec.decode(message, [1000])[0])
+    assert torch.equal(codec.encode([torch.cat((torch.zeros(offset), x))[offset:]]), message)
+
+
+@pytest.mark.parametrize("name", ["int4", "nf4", "e3m0"])
+def test_compiled_equals_twin_with_one_kernel_each_way_for_all_sizes(name):
     if not has_compiler():
         pytest.skip("no C++ compiler for torch.compile")
     form = build_format(name)
     kernels = CompiledKernels(form, threshold=0)
-    assert_same_bits(
-        BlockCodec(form, 64, None, kernels), BlockCodec(form, 64, None, TwinKernels(form)), hard_input
-    )
+    fast, twin = BlockCodec(form, 64, None, kernels), BlockCodec(form, 64, None, TwinKernels(form))
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for x in hard_inputs().values():
+        assert_same_bits(fast, twin, x)
     assert kernels.num_fallbacks == 0
+    assert graphs["unique_graphs"] - before == 2
 
 
 def test_a_failing_compiler_is_told_once_and_counted(monkeypatch):

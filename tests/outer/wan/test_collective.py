@@ -193,7 +193,7 @@ def test_a_byte_that_flips_on_the_wire_fails_the_sync(count, call):
 
         transport.all_to_all = flipped
 
-    with pytest.raises(MessageError, match="position 1.*checksum"):
+    with pytest.raises(MessageError, match=r"position 1.*checksum"):
         exchange(random_inputs(count, [4097]), "int4", spoil=spoil)
 
 
