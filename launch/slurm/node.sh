@@ -17,6 +17,8 @@ if [[ -z ${NODE_ADDRESS:-} ]]; then
     NODE_ADDRESS=$(scontrol show node --oneliner "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p') || true
 fi
 export NODE_ADDRESS
+# What the first rank of each node prints also goes to the log of the job, behind the node's name.
+export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="$SLURMD_NODENAME: "
 if [[ -n ${LOG_DIR:-} ]]; then export LOG_DIR=$LOG_DIR/$SLURMD_NODENAME; fi
 
 exec "${container_exec[@]}" bash "$launch_dir/torchrun/several_nodes.sh" "$@"
