@@ -130,7 +130,8 @@ def test_an_island_that_dies_is_reported_and_the_other_finishes(tmp_path, behavi
     with launched(tmp_path, behaviour) as run:
         code, output = run.end()
     assert code == 1
-    assert reason in output and "island 1 failed: rank 1" in output
+    assert reason in output, output
+    assert "island 1 failed: rank 1" in output, output
     summary = run.summary()
     assert summary["status"] == "failed" and summary["failures"]["failed_islands"] == [1]
     assert summary["islands"][0]["status"] == "completed"

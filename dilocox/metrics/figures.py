@@ -35,7 +35,10 @@ def loss_figure(run: RunData) -> Figure:
     evals = next((island.evals for island in run.islands if island.evals), [])
     if evals:
         steps, values = [e.inner_step for e in evals], [e.val_loss for e in evals]
-        axes.plot(steps, values, "o-", color=_ANCHOR, markersize=5, linewidth=1.2, label="anchor, validation")
+        style = "o-" if len(steps) > 2 else "o"  # a line through two points would be a claim
+        axes.plot(
+            steps, values, style, color=_ANCHOR, markersize=5, linewidth=1.2, label="anchor, validation"
+        )
         side = "left" if len(steps) == 1 else "right"
         axes.annotate(
             f"{values[-1]:.3f}", (steps[-1], values[-1]), (0, 8), textcoords="offset points", ha=side

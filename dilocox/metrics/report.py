@@ -28,11 +28,11 @@ _CAPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draws the figures of a run, finished or still going on, and writes report.html."
-    parser.add_argument("run", type=Path, help="run folder, for example runs/demo")
+    parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, for example runs/demo")
 
 
 def main(args: argparse.Namespace) -> int:
-    page = write(args.run)
+    page = write(args.folder)
     print(f"{page} (and figures in {page.parent})")
     return 0
 

@@ -2,10 +2,10 @@
 
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 
+from dilocox import cli
 from dilocox.config import Config
 from dilocox.config_load import dump
 from dilocox.errors import ConfigError
@@ -75,7 +75,7 @@ def test_a_finished_run_has_figures_and_sample(run_dir, capsys):
     for island_id in range(2):
         write_island_summary(run_dir, make(island_id, sample="if a < b:"))
     merge(run_dir)
-    assert report.main(SimpleNamespace(run=run_dir)) == 0
+    assert cli.main(["report", str(run_dir)]) == 0
     assert "report.html" in capsys.readouterr().out
     text = (run_dir / "report.html").read_text()
     assert "completed: 2 islands" in text and "if a &lt; b:" in text and "anchors_identical" in text
