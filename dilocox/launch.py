@@ -133,7 +133,8 @@ def _run_islands(config: Config, options: LaunchOptions, *, resume: bool, displa
             )
             for island_id in range(config.parallel.num_islands)
         ]
-        display.line(f"[launch] starting {_describe(config)} in {run_dir}")
+        display.line(f"[launch] starting {_describe(config)} in {run_dir}; Ctrl-C saves and stops")
+        display.line("[launch] each rank loads torch and megatron-core first, which takes a moment")
         return supervisor.run(specs)
 
 

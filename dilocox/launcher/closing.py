@@ -37,7 +37,8 @@ def closing_lines(summary: Mapping[str, Any], run_dir: Path) -> list[str]:
 def _loss(summary: Mapping[str, Any]) -> str:
     if summary["val_loss"] is None:
         return "not measured, or not finite"
-    start = "" if summary["first_val_loss"] is None else f"{summary['first_val_loss']:.3f} -> "
+    first = summary["first_val_loss"]
+    start = "" if first is None or first == summary["val_loss"] else f"{first:.3f} -> "
     return f"{start}{summary['val_loss']:.3f} nats a token (perplexity {summary['val_perplexity']:,.1f})"
 
 

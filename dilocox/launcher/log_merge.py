@@ -23,9 +23,9 @@ _NOISE = re.compile(
     r"^\[[WI]\d{3,4} |"  # C++ warnings of torch, for example about host names
     r"^[WI]\d{4} \d\d:|"  # Python side of torch.distributed
     r"^\[Gloo\] Rank |"
-    r"^\S+\.py:\d+: \w*Warning: |^  warnings\.warn\(|"
     r"^$"
 )
+_PYTHON_WARNING = re.compile(r"^\S+\.py:\d+: \w*Warning: ")
 _KEPT_LINES = 60
 
 
@@ -51,6 +51,7 @@ class IslandLog:
         self._recent: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT_LINES))
         self._agent: deque[str] = deque(maxlen=_KEPT_LINES)
         self._in_traceback: set[int] = set()
+        self._after_warning: set[int] = set()
         self._traceback_of: int | None = None  # the one rank besides 0 whose tracebacks are shown
         self._after_root_cause = False
         self._failed_rank: int | None = None
@@ -86,7 +87,7 @@ class IslandLog:
         return tuple(self._agent)
 
     def _is_shown(self, rank: int, text: str) -> bool:
-        if _NOISE.match(text):
+        if self._is_noise(rank, text):
             return False
         if _TRACEBACK.match(text) or _BETWEEN_TRACEBACKS.match(text):
             self._in_traceback.add(rank)
@@ -97,6 +98,17 @@ class IslandLog:
                 self._in_traceback.discard(rank)
             return rank in (0, self._traceback_of)
         return rank == 0 or _ALARM.search(text) is not None
+
+    def _is_noise(self, rank: int, text: str) -> bool:
+        """Also the line of source code that Python prints below a warning."""
+        if _PYTHON_WARNING.match(text):
+            self._after_warning.add(rank)
+            return True
+        if rank in self._after_warning:
+            self._after_warning.discard(rank)
+            if text.startswith("  "):
+                return True
+        return _NOISE.match(text) is not None
 
     @staticmethod
     def _continues_traceback(text: str) -> bool:

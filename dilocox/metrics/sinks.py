@@ -94,7 +94,7 @@ class WandbSink:
     def __init__(self, config: Config, *, run_dir: Path, island_id: int) -> None:
         import wandb
 
-        mode = "online" if wandb.Api.api_key is not None else "offline"
+        mode = "online" if wandb.login(prompt=False) else "offline"
         if mode == "offline":
             logger.warning(
                 "W&B: not logged in, recording offline in %s; upload later with `wandb sync`", run_dir

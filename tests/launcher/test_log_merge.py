@@ -54,10 +54,14 @@ def test_known_noise_is_left_out():
         "[W1130 00:41:00.1 socket.cpp:752] [c10d] The client socket cannot be initialized",
         "[Gloo] Rank 0 is connected to 1 peer ranks.",
         "/x/megatron/core/a.py:12: UserWarning: apex is not there",
-        "  warnings.warn(",
+        "  return func(*args, **kwargs)",
         "",
     ]
     assert feed(IslandLog(0), of_rank(0, noise)) == []
+    assert feed(IslandLog(0), of_rank(0, [noise[2], "text", "  indented"])) == [
+        "[island 0] text",
+        "[island 0]   indented",
+    ]
     assert feed(IslandLog(0), ["W1130 00:41:01.000 1 torch/distributed/run.py:774] ****"]) == []
 
 
