@@ -80,6 +80,12 @@ class Job:
         """Exit code of the command, negative for a signal; None while it runs."""
         return self._process.poll()
 
+    def wait(self, timeout_s: float) -> int | None:
+        """Exit code of the command once it has ended; None if it still runs after `timeout_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=timeout_s)
+        return None
+
     def processes(self) -> list[psutil.Process]:
         """Every living process of this job, found by its mark."""
         return [
@@ -111,8 +117,7 @@ class Job:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(alive, timeout=5)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+        self.wait(5)
         self._reader.join(timeout=5)
 
 

@@ -16,6 +16,8 @@ from dilocox.launcher.processes import Job, JobSpec, Line
 
 _POLL_S = 0.1
 _TICK_S = 0.5
+_EXIT_S = 5.0
+"""Seconds between the end of a job's output and its exit; after that it is killed."""
 _EXPLAIN_SIGNALS = {9: "SIGKILL; out of memory?", 15: "SIGTERM", 6: "SIGABRT", 11: "SIGSEGV", 7: "SIGBUS"}
 
 
@@ -104,22 +106,24 @@ class Supervisor:
             StartError: it ended or stayed silent for too long; the text has its last lines.
             KeyboardInterrupt: a signal came meanwhile.
         """
-        job = self._start(spec)
+        self._start(spec)
         deadline = time.monotonic() + timeout_s
         said: list[str] = []
+        ended = False
         while time.monotonic() < deadline and not self._signals.count:
             try:
                 line = self._lines.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
             if line.text is None:
+                ended = True
                 break
             if line.text.startswith(ready_prefix + " "):
                 return line.text.removeprefix(ready_prefix + " ").strip()
             said.append(line.text)
         if self._signals.count:
             raise KeyboardInterrupt
-        state = "ended" if job.poll() is not None else "did not become ready"
+        state = "ended" if ended else "did not become ready"
         raise StartError(f"{spec.name} {state}: " + " / ".join(said[-5:]))
 
     def run(self, specs: Sequence[JobSpec]) -> Ending:
@@ -168,7 +172,8 @@ class Supervisor:
             self._show(text)
 
     def _close(self, job: Job, log: IslandLog, stop: _Stop) -> None:
-        """An island has ended: collect its remains, and say why if it was not meant to."""
+        """An island's output has ended: collect its remains, and say why if it was not meant to."""
+        job.wait(_EXIT_S)
         job.kill()
         if job.poll() == 0 or stop.killed:
             return
