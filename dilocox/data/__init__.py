@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, and the batches that each island reads from them."""

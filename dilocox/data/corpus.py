@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from dilocox.data.tokenizer import TokenizerSpec
 from dilocox.data.train_tokenizer import train_sentencepiece
 from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_VOCAB_SIZE = 2048
 _RECIPE_VERSION = 1
@@ -97,6 +100,7 @@ def prepare_corpus(
 def _build(
     documents: Sequence[RawDocument], folder: Path, *, vocab_size: int, tokenizer: TokenizerSpec | None
 ) -> None:
+    logger.info("preparing %d documents in %s (once; some seconds)", len(documents), folder)
     with whole_folder(folder) as building:
         if tokenizer is None:
             texts = (raw.content.decode("utf-8") for raw in documents)

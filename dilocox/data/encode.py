@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -109,11 +110,12 @@ def encode_documents(
         return
     # spawn: the caller may hold threads (torch, progress bar) that a fork would break
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(num_workers, context, initializer=_ignore_interrupts)
+    executor = ProcessPoolExecutor(num_workers, context)
     in_flight: deque[Future[EncodedChunk]] = deque()
     try:
         for chunk in chunks:
-            in_flight.append(executor.submit(_encode_in_worker, job, chunk))
+            with _interrupts_held_back():  # submit starts workers as it needs them
+                in_flight.append(executor.submit(_encode_in_worker, job, chunk))
             if len(in_flight) >= 4 * num_workers:
                 yield in_flight.popleft().result()
         while in_flight:
@@ -137,8 +139,17 @@ def _cut(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
         yield chunk
 
 
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started in here never see Ctrl-C, which reaches the whole group; the parent decides.
+
+    They inherit the blocked signal, so that they are deaf from their first instruction on.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @lru_cache(maxsize=1)

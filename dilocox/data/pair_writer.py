@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,11 +76,10 @@ class PairWriter:
 
     def __init__(self, prefix: str, dtype: str, pending: PendingFiles) -> None:
         """Start a pair `prefix.bin`, `prefix.idx`."""
-        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
         data = pending.add(Path(prefix + ".bin"))
         self._index = pending.add(Path(prefix + ".idx"))  # named last: a pair counts once its index is there
-        self._builder: IndexedDatasetBuilder = IndexedDatasetBuilder(str(data), dtype=np.dtype(dtype).type)
+        builder = _megatron_format().IndexedDatasetBuilder
+        self._builder: IndexedDatasetBuilder = builder(str(data), dtype=np.dtype(dtype).type)
         self._prefix = prefix
         self.num_documents = 0
         self.num_tokens = 0
@@ -110,9 +109,7 @@ class PairWriter:
 
 def token_dtype(vocab_size: int) -> str:
     """NumPy name of the smallest token type that Megatron uses for a vocabulary."""
-    from megatron.core.datasets.indexed_dataset import DType
-
-    name: str = DType.optimal_dtype(vocab_size).__name__
+    name: str = _megatron_format().DType.optimal_dtype(vocab_size).__name__
     return name
 
 
@@ -128,6 +125,17 @@ def termination_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _megatron_format() -> ModuleType:
+    """Import late and quietly: it takes seconds, and wrong input shall be reported before."""
+    from dilocox.backend import quiet_third_parties
+
+    quiet_third_parties()
+    from megatron.core.datasets import indexed_dataset
+
+    module: ModuleType = indexed_dataset
+    return module
 
 
 def _sync_to_disk(path: Path) -> None:

@@ -58,9 +58,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a flag is unusable. DataError: an input line is. Nothing has been written then.
     """
-    from dilocox.backend import quiet_third_parties
-
-    quiet_third_parties()
     _check_flags(args)
     files = expand_inputs(args.input)
     try:
