@@ -25,7 +25,13 @@ SETTINGS = {
     },
     "parallel": {"num_islands": 1, "ranks_per_island": 1},
     "data": {"tokenizer_type": "NullTokenizer", "vocab_size": 61, "split": "8,2,0"},
-    "inner": {"train_iters": 20, "micro_batch_size": 2, "global_batch_size": 8, "lr": 1e-2, "lr_warmup_iters": 2},
+    "inner": {
+        "train_iters": 20,
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "lr": 1e-2,
+        "lr_warmup_iters": 2,
+    },
     "wan": {"timeout_s": 60.0, "grace_s": 5.0},
     "logging": {"log_interval": 100, "eval_iters": 1},
 }
@@ -36,7 +42,9 @@ def write_run(folder: Path, **sections: dict) -> Path:
     generator = np.random.default_rng(0)
     walks = [(generator.integers(60) + np.cumsum(generator.integers(1, 3, 65))) % 60 for _ in range(200)]
     prefix = write_pair(folder / "corpus", [walk.tolist() for walk in walks])
-    merged = {name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS.keys() | sections.keys()}
+    merged = {
+        name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS.keys() | sections.keys()
+    }
     merged["data"] = {"data_path": prefix} | merged["data"]
     merged["run"] = {"output_dir": str(folder / "runs")} | merged["run"]
     path = folder / "config.yaml"
@@ -56,7 +64,9 @@ def lighthouse(min_islands: int = 1):
         server.shutdown()
 
 
-def train(path: Path, *overrides: str, job=None, resume: bool = False, timeout_s: float = 200.0) -> list[list]:
+def train(
+    path: Path, *overrides: str, job=None, resume: bool = False, timeout_s: float = 200.0
+) -> list[list]:
     """Trains all islands of a configuration.
 
     Args:

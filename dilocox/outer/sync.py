@@ -161,12 +161,13 @@ class OuterSync:
         Raises:
             WanError: too few islands until the timeout, or an island that does not fit.
         """
+        comparable = inner_step == 0 or self._config.delay_mode != "eager"
         hello = replace(
             self._hello,
             kind="join",
             weight=0.0,
             inner_step=inner_step,
-            anchor_hash=self.state.anchor_hash(),
+            anchor_hash=self.state.anchor_hash() if comparable else "",
         )
         waiting = partial(self._report.event, "waiting", inner_step)
         job = partial(self._exchange.join, hello, self._rules, listen=self._listener, waiting=waiting)

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dilocox.config import OuterConfig
+from dilocox.config import Config, OuterConfig
 from dilocox.config_defaults import resolve
-from dilocox.config import Config
 from dilocox.outer.exchange import Exchange, JoinRules
 from dilocox.outer.island import LoneRank
 from dilocox.outer.schedule import EventKind
@@ -103,5 +102,6 @@ def on_islands(islands, job):
 def make_islands(num_islands, config, **settings):
     hub = LoopbackHub(num_islands, timeout_s=10.0)
     return [
-        ThreadIsland(island, hub, config, num_islands=num_islands, **settings) for island in range(num_islands)
+        ThreadIsland(island, hub, config, num_islands=num_islands, **settings)
+        for island in range(num_islands)
     ]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dilocox.errors import WanError
-from tests.outer.islands import ThreadIsland, make_islands, on_islands, outer_config
 from dilocox.outer.wan.loopback import LoopbackHub
+from tests.outer.islands import ThreadIsland, make_islands, on_islands, outer_config
 
 STREAMING = {"sync_interval": 8, "num_fragments": 2, "overlap_delay": 2}
 INT4 = {"codec": "int4", "error_feedback": True}

@@ -78,9 +78,13 @@ class TorchftRound:
 
         Collective: all ranks of this island. Called once a round.
         """
+        return self.vote(self._manager, ok)
+
+    @staticmethod
+    def vote(manager: Manager, ok: bool) -> bool:
         if not ok:
-            self._manager.report_error(WanError("this rank votes against the sync"))
-        return bool(self._manager.should_commit())
+            manager.report_error(WanError("this rank votes against the sync"))
+        return bool(manager.should_commit())
 
 
 class TorchftWan:
@@ -163,17 +167,19 @@ class TorchftWan:
             WanError: the hellos did not get through.
         """
         self._healed = None
-        error = self._start_quorum()
-        self._agree(error, "quorum")
+        self._agree_on_quorum(self._start_quorum())
         if self._healed is not None:
-            hello = dataclasses.replace(hello, kind="join", weight=0.0)
-        error, members, transport = None, [], None
+            hello = dataclasses.replace(hello, kind="join", weight=0.0, anchor_hash="")
+        error: WanError | None = None
         try:
+            self._check_connected()
             members, transport = self._swap_hellos(hello)
         except WanError as problem:
             error = problem
-        self._agree(error, "hello", vote=True)
-        assert transport is not None
+        num_failed = self._island.sum([float(error is not None)])[0]
+        if num_failed:
+            TorchftRound.vote(self._manager, False)  # all ranks do, and torchft builds a new group next time
+            raise error or WanError(f"{num_failed:.0f} other rank(s) of this island could not connect")
         return TorchftRound(self._manager, members, transport, self._healed)
 
     def abort(self) -> None:
@@ -188,24 +194,25 @@ class TorchftWan:
         try:
             self._manager.start_quorum()
         except Exception as error:  # torchft raises what gRPC gave it; the kind of failure is its text
+            # torchft asks for the last quorum's result before it starts the next one: an old failure would
+            # be raised again for ever.
+            self._manager._quorum_future = None
             return QuorumError(f"no quorum from {self._lighthouse} within {self._wait_s:.0f} s: {error}")
-        if (problem := self._manager.errored()) is not None:
-            cause = problem.original_exception
-            self._manager.should_commit()  # votes no, so that torchft builds a new group next time
-            return cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
         return None
 
-    def _agree(self, error: WanError | None, what: str, *, vote: bool = False) -> None:
-        """Raises on every rank of the island if one of them has an error."""
+    def _agree_on_quorum(self, error: WanError | None) -> None:
+        """Raises on every rank of the island if one of them got no quorum."""
         num_failed = self._island.sum([float(error is not None)])[0]
-        if not num_failed:
-            return
-        if vote:
-            self._manager.report_error(error or WanError(what))
-            self._manager.should_commit()
-        if error is not None:
-            raise error
-        raise WanError(f"{what} failed on {num_failed:.0f} other rank(s) of this island")
+        if num_failed:
+            # a rank without a quorum cannot vote; this is what a vote of no would have counted
+            self._manager._commit_failures += 1
+            raise error or QuorumError(f"{num_failed:.0f} other rank(s) of this island got no quorum")
+
+    def _check_connected(self) -> None:
+        """Raises what torchft met while it connected to the members or healed."""
+        if (problem := self._manager.errored()) is not None:
+            cause = problem.original_exception
+            raise cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
 
     def _swap_hellos(self, hello: Hello) -> tuple[list[Hello], TorchftTransport]:
         size = self._group.size()
