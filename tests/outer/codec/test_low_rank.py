@@ -46,6 +46,16 @@ def test_own_shares_average_to_the_mean():
         assert torch.allclose(sum(own) / 3, mean, rtol=1e-4, atol=1e-5)
 
 
+def test_own_share_is_of_the_island_alone():
+    matrix = torch.outer(torch.randn(96), torch.randn(64))
+    inputs = [[matrix], [-0.4 * matrix]]
+    results = average_in_lockstep(
+        [LowRankCompressor(["m"], rank=4) for _ in range(2)], inputs, build_codec("none", 64)
+    )
+    for result, (x,) in zip(results, inputs, strict=True):
+        assert torch.allclose(result.own[0], x, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("codec", ["none", "int4"])
 def test_equal_bits_on_all_islands_in_every_round(codec):
     compressors = islands(3, 8, adaptive=True)
