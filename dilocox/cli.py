@@ -90,6 +90,10 @@ def _train(args: argparse.Namespace) -> int:
             config.parallel.ranks_per_island,
             f"torchrun started {world_size} ranks (nnodes * nproc-per-node); make them equal",
         )
+    if _environment_int("LOCAL_RANK") == 0:
+        from dilocox.doctor import warn
+
+        warn(config)
     from dilocox.launcher.tether import tie_to_parent
 
     tie_to_parent(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves

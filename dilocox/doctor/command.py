@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -74,6 +75,12 @@ def quick_checks(config: Config, *, host: Host | None = None) -> list[Finding]:
     """The short form for the start of a run: warnings and problems only, in milliseconds, without torch."""
     findings = examine(host or this_host(), config, QUICK)
     return [finding for finding in findings if finding.severity in ("warning", "problem")]
+
+
+def warn(config: Config) -> None:
+    """Prints what the short form finds; a run starts all the same, as a check may be wrong about a site."""
+    for finding in quick_checks(config):
+        print(f"dilocox: {finding.line()}", file=sys.stderr, flush=True)
 
 
 def examine(host: Host, config: Config | None, checks: Sequence[Check]) -> Iterator[Finding]:

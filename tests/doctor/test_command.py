@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from dilocox.cli import main
-from dilocox.doctor import probe
+from dilocox.doctor import probe, warn
 from dilocox.doctor.host import this_host
 from dilocox.doctor.software import PACKAGES
+from tests.doctor.hosts import config, healthy
 
 
 @pytest.fixture
@@ -119,3 +120,11 @@ def test_version_ranges_are_those_of_the_project():
     for name, (at_least, below) in PACKAGES.items():
         text = f"{name}>={'.'.join(map(str, at_least))}" + (f",<{'.'.join(map(str, below))}" if below else "")
         assert declared[name] == text
+
+
+def test_a_run_starts_with_what_the_short_form_finds(tmp_path, monkeypatch, capsys):
+    """`launch` and `train` call `warn`; neither is held up by it."""
+    monkeypatch.setattr("dilocox.doctor.command.this_host", lambda: healthy(free_bytes=lambda path: 10**8))
+    warn(config(tmp_path))
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"dilocox: problem +disk: .* lower checkpoint\.save_retain\n", said)

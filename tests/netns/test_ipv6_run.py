@@ -1,0 +1,71 @@
+"""Two islands that have nothing but IPv6 between them, and a host name that means loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.pairs import write_pair
+from tests.netns.wan_box import WanBox, missing_requirement
+
+REASON = missing_requirement()
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.timeout(600),
+]
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = """\
+run: {name: trial, device: cpu}
+model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32}
+parallel: {num_islands: 2, ranks_per_island: 1}
+data: {data_path: corpus, tokenizer_type: NullTokenizer, vocab_size: 97}
+inner: {train_iters: 20, micro_batch_size: 4, global_batch_size: 4}
+outer: {sync_interval: 10, num_fragments: 2, overlap_delay: 2, codec: int4}
+wan: {port_range: 29600-29609}
+"""
+
+
+def test_islands_train_over_ipv6_alone(tmp_path):
+    choose = random.Random(0)
+    documents = [[(choose.randrange(5) + 3 * i) % 96 for i in range(200)] for _ in range(200)]
+    write_pair(tmp_path / "corpus", documents)
+    (tmp_path / "trial.yaml").write_text(CONFIG)
+    environment = os.environ | {
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "RANKS_PER_NODE": "1",
+    }
+    script = str(REPOSITORY / "launch/torchrun/one_node.sh")
+    with WanBox(2, ipv6=True) as box:
+        bind = f"[{box.hub.address}]:29510"
+        command = [sys.executable, "-m", "dilocox", "lighthouse", "--bind", bind]
+        lighthouse = box.start_in(box.hub, command, env=environment)
+        islands = [
+            box.start_in(
+                island,
+                [script, "trial.yaml"],
+                cwd=tmp_path,
+                env=environment | {"ISLAND_ID": str(island), "LIGHTHOUSE": f"http://{bind}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for island in (0, 1)
+        ]
+        printed = [process.communicate(timeout=400)[0] for process in islands]
+        assert [process.returncode for process in islands] == [0, 0], "\n".join(printed)
+        assert box.tx_bytes(0) > 10_000
+        lighthouse.terminate()
+        assert lighthouse.wait(timeout=30) == 0
+    summary = json.loads((tmp_path / "runs/trial/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["anchors_identical"] is True
+    assert f"interface wan0, address {box.islands[1].address} (ipv6)" in printed[1]
