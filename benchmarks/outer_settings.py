@@ -3,8 +3,9 @@
     python benchmarks/outer_settings.py sweep      one seed: outer lr and momentum of each delay mode
     python benchmarks/outer_settings.py table      three seeds with the best of each: the table
 
-Runs that are already in the results file are not run again. Each run is `dilocox launch` on a model of
-0.25 M parameters, 600 inner steps of 16 x 64 tokens an island, H = 30 (20 outer steps).
+Runs that are already in the results file are not run again. Each run is the whole trainer (Megatron, torchft
+over loopback) on a model of 0.25 M parameters, 600 inner steps of 8 x 64 tokens an island, H = 30 (20 outer
+steps); the islands come from the tests' fork server, which saves the imports.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from provenance import provenance
+from provenance import REPOSITORY, provenance
 
+sys.path.insert(0, str(REPOSITORY))
+
+from dilocox.config_load import load_config
+from dilocox.outer.wan.membership import serve_lighthouse
+from tests.distributed.forkserver import run_islands
+
+CACHE = Path.home() / ".cache" / "dilocox"
 RESULTS = Path(__file__).parent / "results"
 CONFIG = {
     "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64},
     "parallel": {"num_islands": 2, "ranks_per_island": 1},
     "data": {"data_path": "stdlib", "vocab_size": 512},
-    "inner": {"train_iters": 600, "micro_batch_size": 16, "global_batch_size": 16, "lr": 2e-3, "min_lr": 2e-4,
+    "inner": {"train_iters": 600, "micro_batch_size": 8, "global_batch_size": 8, "lr": 2e-3, "min_lr": 2e-4,
               "lr_warmup_iters": 30},
     "logging": {"log_interval": 100, "eval_iters": 16},
     "run": {"device": "cpu"},
@@ -56,6 +63,7 @@ def main() -> int:
     parser.add_argument("part", choices=["sweep", "table"])
     part = parser.parse_args().part
     runs = sweep() if part == "sweep" else table()
+    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"outer_settings_{part}.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else {}
     for name, (seed, outer) in runs.items():
@@ -101,16 +109,23 @@ def table() -> dict[str, tuple[int, dict]]:
     return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
 
 
+def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
+    from dilocox.train import Place, train
+
+    config = load_config(path, [f"wan.lighthouse={lighthouse}"])
+    train(config, Place(island, rank, rank, CACHE), resume=False)
+
+
 def run(seed: int, outer: dict) -> dict:
     """One training run; returns what the table needs of its summary."""
     with tempfile.TemporaryDirectory(prefix="dilocox-bench-") as folder:
         config = CONFIG | {"outer": outer, "run": {**CONFIG["run"], "seed": seed, "output_dir": folder}}
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
-        command = [sys.executable, "-m", "dilocox", "launch", str(path), "--no-progress"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise SystemExit(f"{outer}: exit code {result.returncode}\n{result.stdout[-3000:]}{result.stderr[-3000:]}")
+        lighthouse = serve_lighthouse("127.0.0.1:0", min_islands=1, grace_s=30)
+        address = f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
+        run_islands(train_island, 2, 1, str(path), address, timeout_s=1800)
+        lighthouse.shutdown()
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
     wan = summary["wan"]
     return {
@@ -129,9 +144,9 @@ def markdown(runs: dict) -> str:
     lines = [
         "# Outer settings at equal tokens",
         "",
-        "Validation loss in nats a token (mean and spread = half the range over seeds), and what one run sends.",
+        "Validation loss in nats a token (spread = half the range over the seeds), and what one run sends.",
         "",
-        "| setting | outer lr / momentum | " + " | ".join(f"seed {s}" for s in SEEDS) + " | mean | spread | MB sent |",
+        f"| setting | outer lr / momentum | {' | '.join(f'seed {s}' for s in SEEDS)} | mean | spread | MB sent |",
         "|---|---|" + "---|" * (len(SEEDS) + 3),
     ]
     for row, results in groups.items():
@@ -141,7 +156,8 @@ def markdown(runs: dict) -> str:
         spread = (max(losses) - min(losses)) / 2
         sent = results[0]["payload_bytes_sent"] / 1e6
         values = " | ".join(f"{loss:.4f}" for loss in losses)
-        lines.append(f"| {row} | {tuned} | {values} | {statistics.mean(losses):.4f} | {spread:.4f} | {sent:.2f} |")
+        figures = f"{statistics.mean(losses):.4f} | {spread:.4f} | {sent:.2f}"
+        lines.append(f"| {row} | {tuned} | {values} | {figures} |")
     return "\n".join(lines) + "\n"
 
 

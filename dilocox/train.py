@@ -15,29 +15,25 @@ import torch.distributed as dist
 
 from dilocox import backend, checkpoint_files
 from dilocox.checkpoint import Checkpoints, Loaded, TrainState
+from dilocox.closing import close_run
 from dilocox.config import Config
 from dilocox.config_load import fingerprint
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.errors import ConfigError
-from dilocox.inner.generate import generate
 from dilocox.inner.loop import Inner, InnerReport
 from dilocox.inner.master_weights import MasterWeights
-from dilocox.metrics import summary
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord
+from dilocox.metrics.summary import Status
 from dilocox.metrics.throughput import Throughput
 from dilocox.model import build_model
 from dilocox.outer.build import build_level2
-from dilocox.outer.hashing import combine, hash_tensors
 from dilocox.outer.schedule import EventKind
-from dilocox.shapes import count_parameters, stage_parameters
+from dilocox.shapes import stage_parameters
 from dilocox.stop import StopRequest
 from dilocox.topology import Topology
-
-SAMPLE_PROMPT = "def "
-SAMPLE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,11 @@ def train(config: Config, place: Place, *, resume: bool) -> int:
     data = prepare(config, place.cache_dir, island_id=place.island_id)
     with Run(config, place, data, resume=resume) as run:
         run.start()
-        run.finish(loop(run))
+        close_run(run, loop(run))
     return 0
 
 
-def loop(run: Run) -> summary.Status:
+def loop(run: Run) -> Status:
     """Trains until the last step or a reason to stop."""
     inner, outer = run.inner, run.outer
     batches = run.data.batches(run.inner_step * run.config.inner.global_batch_size)
@@ -134,6 +130,7 @@ class Run:
         self.checkpoints = Checkpoints(folder, self.island, fingerprint=fingerprint(config))
         loaded = self._load() if resume or config.checkpoint.load else None
         self.inner_step = 0 if loaded is None else loaded.iteration
+        self._saved_step = -1
         self.recorder = Recorder(
             self.run_dir,
             island_id=place.island_id,
@@ -160,6 +157,7 @@ class Run:
             gradient_buffers=self.inner.gradient_buffers,
             report=self.recorder,
             stopping=lambda: self.stop.is_set,
+            tokenizer=data.tokenizer_identity,
         )
         if loaded is not None:
             self.outer.load_state_dict(loaded.rank_state["outer"])
@@ -236,7 +234,10 @@ class Run:
         return loss
 
     def save(self) -> None:
-        """Writes a checkpoint of both levels."""
+        """Writes a checkpoint of both levels, unless there is one of this step."""
+        if self._saved_step == self.inner_step:
+            return
+        self._saved_step = self.inner_step
         with self.throughput.paused():
             path = self.checkpoints.save(
                 self.inner_step,
@@ -246,50 +247,6 @@ class Run:
                 retain=self.config.checkpoint.save_retain,
             )
         self.recorder.event("checkpoint", self.inner_step, folder=str(path))
-
-    def finish(self, status: summary.Status) -> None:
-        """Leaves the anchor in the model, saves and sums up."""
-        self.throughput.stop()
-        sample = None
-        if status == "completed":
-            if (anchors := self.outer.anchors()) is not None:
-                self.masters.load(anchors)
-            self.evaluate()
-            self.save()
-            # the text of a NullTokenizer is numbers
-            prompt = "" if self.config.data.tokenizer_type == "NullTokenizer" else SAMPLE_PROMPT
-            sample = prompt + generate(
-                self.inner, self.tokenizer, prompt, num_tokens=SAMPLE_TOKENS, seed=self.config.run.seed
-            )
-        anchors = self.outer.anchors() or [piece.tensor for piece in self.masters.pieces]
-        hashes: list[str] = [""] * self.topology.ranks_per_island
-        dist.all_gather_object(hashes, hash_tensors(anchors), group=self.island.control_group)
-        predicted = torch.tensor(self.outer.predicted_bytes())
-        dist.all_reduce(predicted, group=self.island.control_group)
-        if self.place.rank == 0:
-            outcome = summary.Outcome(
-                status=status,
-                run_id=self.config.run.name,
-                parameters=count_parameters(
-                    self.config.model, self.config.parallel, vocab_size=self.vocab_size
-                ),
-                outer_steps=self.outer.num_outer_steps,
-                anchor_hash=combine(hashes),
-                predicted_bytes=int(predicted),
-                sample=sample,
-            )
-            summary.write_island_summary(
-                self.run_dir,
-                summary.island_summary(
-                    self.config,
-                    island_id=self.place.island_id,
-                    outcome=outcome,
-                    totals=self.recorder.totals,
-                    throughput=self.throughput,
-                    interface=self.interface,
-                ),
-            )
-            summary.merge(self.run_dir)
 
     def _load(self) -> Loaded | None:
         """The newest checkpoint of this island; None where there is none yet."""

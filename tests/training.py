@@ -82,6 +82,7 @@ def train(
 
 
 def train_rank(island: int, rank: int, path: Path, overrides: list[str], job, resume: bool):
+    from dilocox.closing import close_run
     from dilocox.data.resolve import prepare
     from dilocox.metrics.jsonl import read_records
     from dilocox.metrics.records import InnerRecord
@@ -93,6 +94,6 @@ def train_rank(island: int, rank: int, path: Path, overrides: list[str], job, re
         run.start()
         status = loop(run)
         answer = job(run) if job is not None else None
-        run.finish(status)
+        close_run(run, status)
         records = read_records(run.run_dir / f"island_{island}" / "metrics.jsonl")
     return [record.lm_loss for record in records if isinstance(record, InnerRecord)], answer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,9 @@ from dilocox.config import Config
 from dilocox.inner.optimizer import build_optimizer, build_scheduler
 from dilocox.parameters import unwrap
 
-
-class Microbatch(TypedDict):
-    """Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets give.
-
-    `loss_mask` is float and weighs the tokens in the loss; the others are int64.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    loss_mask: Tensor
-    position_ids: Tensor
+Microbatch = Mapping[str, Tensor]
+"""Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets give:
+`tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float, weighs the tokens in the loss)."""
 
 
 @dataclass(frozen=True)

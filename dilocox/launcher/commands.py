@@ -24,6 +24,7 @@ def needs_lighthouse(config: Config) -> bool:
 
 def lighthouse_spec(config: Config, bind: str) -> JobSpec:
     command = [*LIGHTHOUSE, "--bind", bind, "--min-islands", str(config.wan.min_islands)]
+    command += ["--grace-s", str(config.wan.grace_s)]
     return JobSpec("lighthouse", command, {"PYTHONUNBUFFERED": "1"})
 
 

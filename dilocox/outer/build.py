@@ -35,6 +35,7 @@ def build_level2(
     gradient_buffers: Callable[[], Sequence[Tensor]],
     report: Reporter,
     stopping: Callable[[], bool],
+    tokenizer: str,
 ) -> Level2:
     """Builds what `outer.method` asks for.
 
@@ -48,6 +49,7 @@ def build_level2(
         publish: makes the model follow the pieces.
         gradient_buffers: this rank's fp32 gradients (`data_parallel`).
         stopping: True once this rank was told to stop.
+        tokenizer: identity of the tokenizer, which all islands must share.
 
     Raises:
         ConfigError: the WAN's interface or address is no good.
@@ -59,6 +61,7 @@ def build_level2(
         "run_id": config.run.name,
         "fingerprint": fingerprint(config),
         "layout": Topology.from_config(config.parallel).describe(),
+        "tokenizer": tokenizer,
     }
     wan: Wan = SoloWan()
     interface: str | None = None

@@ -57,7 +57,7 @@ class FragmentState:
         return [piece.tensor for piece in self.pieces]
 
     def measure(self) -> list[Tensor]:
-        """Takes the pseudo-gradient: progress since the anchor, or since the last measurement (`delayed_keep`)."""
+        """The pseudo-gradient: progress since the anchor (`delayed_keep`: since the last measurement)."""
         deltas = pseudo_gradient.measure(self._reference or self.anchor, self.local)
         if self._reference is not None:
             pseudo_gradient.advance_reference(self._reference, self.local)
@@ -80,7 +80,7 @@ class FragmentState:
         Args:
             mean: weighted mean over the islands.
             pending: own pseudo-gradients, measured and neither applied nor given back.
-            take_anchor: drop the local weights (they were not fit for the average, or are of another run of time).
+            take_anchor: drop the local weights: they were not in this mean.
 
         In place: anchor, momentum, pieces.
         """

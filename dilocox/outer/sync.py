@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from dilocox.config import OuterConfig
-from dilocox.metrics.records import SyncRecord
 from dilocox.outer.averaging import Averaging
 from dilocox.outer.exchange import Exchange, JoinRules, Outcome, Proposal
 from dilocox.outer.exchange_thread import ExchangeThread
+from dilocox.outer.flight import Flight
 from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.outer_state import OuterState
 from dilocox.outer.reporter import Reporter
@@ -30,22 +30,6 @@ from dilocox.outer.wan.base import Hello
 from dilocox.pieces import Piece
 
 State = dict[str, Any]
-
-
-@dataclass
-class Flight:
-    """A pseudo-gradient on its way: measured, and started once `future` is there.
-
-    Attributes:
-        inner_step: inner steps done when it was measured.
-        message: what crosses the WAN; the deltas themselves but for `eager`.
-    """
-
-    event: Event
-    inner_step: int
-    deltas: list[Tensor]
-    message: list[Tensor]
-    future: Future[Outcome] | None = None
 
 
 class OuterSync:
@@ -209,26 +193,19 @@ class OuterSync:
 
     def state_dict(self) -> State:
         """Everything of this rank, a sync in flight included: resuming starts that sync again."""
-        flight = self._flying and {
-            "event": [self._flying.event.fragment, self._flying.event.round],
-            "inner_step": self._flying.inner_step,
-            "deltas": self._flying.deltas,
-            "message": self._flying.message,
-        }
+        flight = None if self._flying is None else self._flying.state_dict()
         return {**self.state.state_dict(), "step": self._exchange.wan.step, "flight": flight}
 
     def load_state_dict(self, state: State) -> None:
         """Continues from a `state_dict` of a rank with the same pieces; before `join`."""
         self.state.load_state_dict(state)
         self._exchange.wan.set_step(state["step"])
-        if flight := state["flight"]:
-            event = Event(EventKind.START, *flight["event"])
-            self._flying = Flight(event, flight["inner_step"], flight["deltas"], flight["message"])
+        self._flying = None if state["flight"] is None else Flight.from_state_dict(state["flight"])
 
     # -- internals -------------------------------------------------------------------------------
 
     def _launch(self, flight: Flight) -> None:
-        # One in flight: two would contend for the same link, and the later one would not see the earlier's update.
+        # One in flight: two would contend for the link, and the later would not see the earlier's update.
         assert self._flying is None or self._flying is flight, "another fragment is still in flight"
         self._flying = flight
         flight.future = self._thread.submit(partial(self._exchange.run, self._proposal(flight)))
@@ -302,21 +279,9 @@ class OuterSync:
             self._report.event("abstain", step, fragment=p, reason=outcome.abstained)
         if outcome.error is not None:
             self._report.event("discard", step, fragment=p, reason=outcome.error)
-        self._report.sync(
-            SyncRecord(
-                inner_step=step,
-                outer_step=self.state.fragments[p].num_syncs + 1,
-                fragment=p,
-                num_participants=outcome.num_participants,
-                pseudo_gradient_norm=outcome.norm,
-                cosine_to_mean=outcome.cosine,
-                payload_bytes_sent=outcome.payload_bytes_sent,
-                exchange_s=outcome.exchange_s,
-                blocked_s=blocked_s,
-                codec=self._config.codec,
-                committed=outcome.committed,
-            )
-        )
+        outer_step = self.state.fragments[p].num_syncs + 1
+        record = flight.record(outcome, outer_step=outer_step, blocked_s=blocked_s, codec=self._config.codec)
+        self._report.sync(record)
 
     def _follow_rank(self, outcome: Outcome, inner_step: int) -> None:
         """H follows the rank (DiLoCoX, 2506.21263); the scale is equal on all islands and ranks."""

@@ -206,6 +206,11 @@ def _check_advertised(advertised: str, target: _Target | None, network: Network)
         raise ConfigError("wan.advertise_address", advertised, rule)
 
 
+def is_port_free(port: int) -> bool:
+    """Whether nobody listens on a port of this host now."""
+    return _bound_port("", port) is not None
+
+
 def _any_port(address: str) -> int:
     port = _bound_port(address, 0)
     if port is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.coordination import LighthouseServer
 from torchft.manager import Manager

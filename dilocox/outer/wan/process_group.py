@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import AllToAllOptions, PrefixStore, Store
+from torch.distributed import AllToAllOptions, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup as BaseProcessGroup
-from torch.distributed import ProcessGroupGloo as TorchGloo
+from torch.distributed import ProcessGroupGloo as TorchGloo  # torch's stubs know only a part of it
 from torchft.process_group import ProcessGroupGloo, create_store_client
 
 from dilocox.errors import IdentityError
 
-
 _LONGEST_IDENTITY_WAIT = timedelta(seconds=30)
 
 
-class WanProcessGroup(ProcessGroupGloo):
+class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no stubs
     """Ranks of equal coordinate, one of each island in the quorum.
 
     Args:
@@ -41,7 +41,7 @@ class WanProcessGroup(ProcessGroupGloo):
         self._interface = interface
         self._num_streams = streams
         self._identity = dict(identity)
-        self._streams: list[TorchGloo] = []
+        self._streams: list[Any] = []
         self.rank_in_quorum = 0
 
     def configure(
@@ -86,7 +86,7 @@ class WanProcessGroup(ProcessGroupGloo):
             if send.numel() + output.numel():
                 sizes = [stop - start for start, stop in cuts]
                 works.append(group.alltoall_base(output, send, received, sizes, AllToAllOptions()))
-            parts.append(output.split(received))
+            parts.append(torch.split(output, received))
         for work in works:
             work.wait(self._timeout)
         return [torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)]
@@ -112,11 +112,12 @@ class WanProcessGroup(ProcessGroupGloo):
         group._register_backend(torch.device("cpu"), BaseProcessGroup.BackendType.GLOO, self._streams[0])
         return group
 
-    def _connect(self, store: Store, rank: int, world_size: int) -> TorchGloo:
-        options = TorchGloo._Options()
+    def _connect(self, store: Store, rank: int, world_size: int) -> Any:
+        gloo: Any = TorchGloo
+        options = gloo._Options()
         options._timeout = self._timeout
-        options._devices = [TorchGloo.create_device(interface=self._interface)]
-        group = TorchGloo(store, rank, world_size, options)
+        options._devices = [gloo.create_device(interface=self._interface)]
+        group = gloo(store, rank, world_size, options)
         group._set_sequence_number_for_group()
         return group
 
@@ -130,8 +131,8 @@ class WanProcessGroup(ProcessGroupGloo):
                 theirs = json.loads(store.get(str(member)))
             except RuntimeError as error:  # DistStoreError
                 raise IdentityError(
-                    f"member {member} of the quorum did not say who it is within {timeout.total_seconds():.0f} s; "
-                    "it has stopped, or its islands have fewer ranks"
+                    f"member {member} of the quorum did not say who it is in {timeout.seconds} s: "
+                    "it has stopped, or it has fewer ranks"
                 ) from error
             for field, mine in self._identity.items():
                 if theirs.get(field) != mine:
