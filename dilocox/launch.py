@@ -71,16 +71,28 @@ def main(args: argparse.Namespace) -> int:
         show_bar=not args.no_progress,
     )
     try:
+        check(config, options.start)
         prepare_data(config, args.cache_dir)
         return launch(config, options)
     except KeyboardInterrupt:  # outside of the islands' life: nothing runs that would have to be saved
         return 128 + signal.SIGINT
 
 
+def check(config: Config, start: run_folder.Start) -> None:
+    """Everything that can be known to be wrong before data is prepared and a folder is touched.
+
+    Raises:
+        ConfigError: the run folder holds another run, or a package that the settings ask for is missing.
+    """
+    sinks.check_packages(config)
+    run_folder.check(config, start)
+
+
 def prepare_data(config: Config, cache_dir: Path) -> None:
     """Data is prepared once, before the ranks of all islands ask for it at the same time."""
     from dilocox.data.resolve import prepare
 
+    print("[launch] preparing data, which takes a minute the first time", flush=True)
     prepare(config, cache_dir)
 
 
@@ -90,10 +102,10 @@ def launch(config: Config, options: LaunchOptions) -> int:
     Returns: the exit code, see `add_arguments`.
 
     Raises:
-        ConfigError: the run folder holds another run, or a package that the settings ask for is missing.
+        ConfigError: see `check`.
         StartError: the lighthouse did not come up.
     """
-    sinks.check_packages(config)
+    check(config, options.start)
     resumable = run_folder.prepare(config, options.start)
     run_dir = run_folder.run_dir_of(config)
     display = Display(config, run_dir, show_bar=options.show_bar)

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dilocox import cli
+
 REPOSITORY = Path(__file__).parents[1]
 PROGRAM = """
 import sys
@@ -95,6 +97,20 @@ def test_a_run_that_completes(tmp_path):
     with launched(tmp_path, "fine") as again:
         code, output = again.end()
     assert code == 1 and "run.name = 't'" in output  # ConfigError, which the command line turns into 2
+
+
+def test_bad_settings_end_with_2_and_one_line(tmp_path, capsys):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(SETTINGS.format(folder=tmp_path))
+    assert cli.main(["launch", str(settings), "--islands", "0"]) == 2
+    assert "parallel.num_islands = 0" in capsys.readouterr().err
+    (tmp_path / "t" / "island_0").mkdir(parents=True)
+    (tmp_path / "t" / "island_0" / "metrics.jsonl").touch()
+    assert cli.main(["launch", str(settings)]) == 2
+    captured = capsys.readouterr()
+    assert "run.name = 't'" in captured.err and "preparing data" not in captured.out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["launch", str(settings), "--resume", "--overwrite"])
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
