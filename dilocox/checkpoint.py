@@ -20,6 +20,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dilocox import checkpoint_files
 from dilocox.backend import Island
@@ -104,8 +105,13 @@ class Checkpoints:
                 torch.save({"caller": rank_state, "random": self._random_state()}, self._rank_file(folder))
             with self._all_or_none():
                 if self._island.rank == 0:
-                    values = self._identity | {"iteration": iteration, "common": common}
-                    (folder / IDENTITY_FILE).write_text(json.dumps(values, indent=1) + "\n")
+                    values = {
+                        "iteration": iteration,
+                        "common": common,
+                        "files": checkpoint_files.contents(folder),
+                    }
+                    text = json.dumps(self._identity | values, indent=1)
+                    (folder / IDENTITY_FILE).write_text(text + "\n")
                     checkpoint_files.commit(self.directory, iteration, retain=retain)
         except CheckpointError as error:
             if self._island.rank == 0:
@@ -124,7 +130,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: there is none, it is incomplete, or it belongs to another configuration or
-                layout; nothing has been loaded in these cases.
+                layout; nothing has been loaded in these cases. Also where a complete file cannot be
+                read; then the model is unusable.
         """
         with self._all_or_none():
             folder = self._folder_to_load(iteration)
@@ -161,21 +168,20 @@ class Checkpoints:
             iteration = checkpoint_files.latest(self.directory)
         if iteration is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
-        folder = checkpoint_files.folder_of(self.directory, iteration)
-        needed = [folder / IDENTITY_FILE, self._rank_file(folder)]
-        missing = [str(path) for path in needed if not path.is_file()]
-        if missing:
-            raise CheckpointError(f"incomplete checkpoint, {', '.join(missing)} is missing")
-        return folder
+        return checkpoint_files.folder_of(self.directory, iteration)
 
     def _read_identity(self, folder: Path) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((folder / IDENTITY_FILE).read_text())
+        path = folder / IDENTITY_FILE
+        if not path.is_file():
+            raise CheckpointError(f"incomplete checkpoint: {path} is missing")
+        found: dict[str, Any] = json.loads(path.read_text())
         for field, wanted in self._identity.items():
             if found.get(field) != wanted:
                 raise CheckpointError(
                     f"{folder} belongs to another run: its {field} is {found.get(field)}, "
                     f"this run's is {wanted}"
                 )
+        checkpoint_files.check_complete(folder, found["files"])
         return found
 
     def _rank_file(self, folder: Path) -> Path:
@@ -196,14 +202,22 @@ class Checkpoints:
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
         """Raises on all ranks what any of them met inside the `with`."""
-        problem = None
+        problem: BaseException | None = None
         try:
             yield
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # torch's is no `Exception`
             problem = error
         texts: list[str | None] = [None] * self._island.topology.ranks_per_island
-        mine = None if problem is None else str(problem) or type(problem).__name__
+        mine = None if problem is None else _describe(problem)
         dist.all_gather_object(texts, mine, group=self._island.control_group)
         for rank, text in enumerate(texts):
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}") from problem
+
+
+def _describe(problem: BaseException) -> str:
+    """One line, where torch's exception holds the tracebacks of all ranks."""
+    if isinstance(problem, CheckpointException):
+        failures = problem.failures.items()  # known to one rank only
+        return "; ".join(f"rank {rank}: {error}" for rank, (error, _) in failures) or "another rank failed"
+    return str(problem) if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {problem}"

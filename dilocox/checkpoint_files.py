@@ -62,6 +62,25 @@ def unfinished_of(directory: Path, iteration: int) -> Path:
     return directory / (_UNFINISHED + folder_of(directory, iteration).name)
 
 
+def contents(folder: Path) -> dict[str, int]:
+    """Bytes of every file in a folder, by its path there."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+
+
+def check_complete(folder: Path, expected: dict[str, int]) -> None:
+    """Compares a checkpoint's files with what they were when it was written.
+
+    Raises:
+        CheckpointError: names the first file that is missing or has another size.
+    """
+    found = contents(folder)
+    for name, size in expected.items():
+        if found.get(name) != size:
+            state = f"has {found[name]} bytes, not {size}" if name in found else "is missing"
+            raise CheckpointError(f"incomplete checkpoint: {folder / name} {state}")
+
+
 def commit(directory: Path, iteration: int, *, retain: int) -> None:
     """Makes a finished checkpoint appear under its name, then moves the tracker, then deletes old ones.
 

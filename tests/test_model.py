@@ -117,5 +117,5 @@ def test_transformer_engine_without_a_gpu_is_refused():
     from dilocox.model import _layer_spec
 
     model = make_config(model={"transformer_impl": "transformer_engine"}).model
-    with pytest.raises(ConfigError, match="model.transformer_impl = 'transformer_engine': needs a GPU"):
+    with pytest.raises(ConfigError, match=r"model\.transformer_impl = 'transformer_engine': needs a GPU"):
         _layer_spec(model, choose_backend("cpu"))

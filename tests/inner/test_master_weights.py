@@ -134,7 +134,7 @@ def test_pieces_say_what_they_are(ranks):
 
 
 def _learned(rank, config):
-    """Losses with the masters written to zero progress: the anchor of step 0 after 3 steps."""
+    """Validation losses: of the anchor, after training, of the anchor again, of the trained weights again."""
     from dilocox.inner.master_weights import MasterWeights
 
     inner = make_inner(config, join_island(rank, config))
