@@ -31,7 +31,7 @@ from dilocox.metrics.throughput import Throughput
 from dilocox.model import build_model
 from dilocox.outer.build import build_level2
 from dilocox.outer.schedule import EventKind
-from dilocox.shapes import stage_parameters
+from dilocox.shapes import count_parameters, stage_parameters
 from dilocox.stop import StopRequest
 from dilocox.topology import Topology
 
@@ -178,11 +178,11 @@ class Run:
     def start(self) -> None:
         """Meets the other islands and takes the first validation."""
         position = self.outer.join(self.inner_step)
-        if position != self.inner_step:
-            self.inner.scheduler.step(
-                position - self.inner_step
-            )  # an island that was behind goes on with the others
+        if position != self.inner_step:  # this island was behind and goes on with the others
+            self.inner.scheduler.step(position - self.inner_step)
             self.inner_step = position
+        parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
+        self.recorder.event("start", self.inner_step, parameters=parameters)
         if self.inner_step == 0:
             self.evaluate()
         self.throughput.start()
