@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -138,8 +138,11 @@ def _worker(call: bytes, place: tuple[int, int], world_size: int, folder: str, s
         answer = (False, traceback.format_exc())
     sender.send_bytes(pickle.dumps(answer))
     sender.close()
-    # No teardown of process groups: a rank that failed would make the others wait for it.
-    os._exit(0 if answer[0] else 1)
+    # Stay until the parent ends all ranks at once: one that leaves while others still connect breaks them.
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _collect(
