@@ -21,6 +21,7 @@ from typing import Literal
 
 import psutil
 
+from dilocox.outer.wan.address import is_port_free
 from dilocox.outer.wan.network import Network, system_network
 
 Reach = Literal["open", "refused", "timeout", "unreachable"]
@@ -81,7 +82,7 @@ def this_host() -> Host:
         free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         file_system=_file_system,
         open_file_limit=lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
-        can_bind=_can_bind,
+        can_bind=is_port_free,
         reach=_reach,
         clock_skew_s=_clock_skew_s,
         ephemeral_ports=_ephemeral_ports,
@@ -135,16 +136,6 @@ def _file_system(path: Path) -> str:
     folder = existing_parent(path).resolve()
     mounts = [part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)]
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
-
-
-def _can_bind(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def _reach(host: str, port: int, timeout_s: float) -> Reach:

@@ -26,10 +26,10 @@ def host_name(host: Host, config: Config | None) -> Iterator[Finding]:
         return
     seen = f"resolves to loopback ({addresses[0]})" if addresses else "cannot be resolved"
     if several_nodes:
-        yield problem(
+        yield warning(
             "host name",
             f"{host.host_name} {seen}, so other nodes of this island would be told a useless address",
-            "set NODE_ADDRESS (torchrun --local-addr), or correct /etc/hosts",
+            "set NODE_ADDRESS (torchrun --local-addr; the SLURM files do), or correct /etc/hosts",
         )
     else:
         yield note("host name", f"{host.host_name} {seen}; harmless while each island is one node")

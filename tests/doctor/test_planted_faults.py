@@ -63,14 +63,14 @@ FAULTS = {
     "host name is loopback": (
         {"network": network(names={"gpu05": ["127.0.1.1"]})},
         (),
-        "problem",
+        "warning",
         "host name",
         "set NODE_ADDRESS",
     ),
     "host name unknown": (
         {"network": network(names={"gpu05": []})},
         (),
-        "problem",
+        "warning",
         "host name",
         "/etc/hosts",
     ),

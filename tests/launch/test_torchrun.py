@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.data.pairs import write_pair
+from tests.launch.trial import REPOSITORY, write_trial
 
 pytestmark = pytest.mark.timeout(600)
-REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "launch/torchrun"
-CONFIG = """\
-run: {name: trial, device: cpu}
-model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32}
+SECTIONS = """\
 parallel: {num_islands: 1, ranks_per_island: 2, pipeline_model_parallel_size: 2}
-data: {data_path: corpus, tokenizer_type: NullTokenizer, vocab_size: 97}
 inner: {train_iters: 8, micro_batch_size: 2, global_batch_size: 4}
 outer: {sync_interval: 4}
 """
@@ -31,10 +25,7 @@ outer: {sync_interval: 4}
 
 @pytest.fixture
 def folder(tmp_path):
-    choose = random.Random(0)
-    documents = [[(choose.randrange(5) + 3 * i) % 96 for i in range(200)] for _ in range(200)]
-    write_pair(tmp_path / "corpus", documents)
-    (tmp_path / "trial.yaml").write_text(CONFIG)
+    write_trial(tmp_path, SECTIONS)
     return tmp_path
 
 

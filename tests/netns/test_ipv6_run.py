@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.data.pairs import write_pair
+from tests.launch.trial import REPOSITORY, write_trial
 from tests.netns.wan_box import WanBox, missing_requirement
 
 REASON = missing_requirement()
@@ -20,12 +18,8 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.timeout(600),
 ]
-REPOSITORY = Path(__file__).parents[2]
-CONFIG = """\
-run: {name: trial, device: cpu}
-model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32}
+SECTIONS = """\
 parallel: {num_islands: 2, ranks_per_island: 1}
-data: {data_path: corpus, tokenizer_type: NullTokenizer, vocab_size: 97}
 inner: {train_iters: 20, micro_batch_size: 4, global_batch_size: 4}
 outer: {sync_interval: 10, num_fragments: 2, overlap_delay: 2, codec: int4}
 wan: {port_range: 29600-29609}
@@ -33,10 +27,7 @@ wan: {port_range: 29600-29609}
 
 
 def test_islands_train_over_ipv6_alone(tmp_path):
-    choose = random.Random(0)
-    documents = [[(choose.randrange(5) + 3 * i) % 96 for i in range(200)] for _ in range(200)]
-    write_pair(tmp_path / "corpus", documents)
-    (tmp_path / "trial.yaml").write_text(CONFIG)
+    write_trial(tmp_path, SECTIONS)
     environment = os.environ | {
         "PYTHON": sys.executable,
         "PYTHONPATH": str(REPOSITORY),

@@ -32,7 +32,7 @@ class Run:
             "OUTPUT_DIR": str(folder / "runs"),
             "RANKS_PER_NODE": "1",
             "OMP_NUM_THREADS": "1",
-            "STAND_IN_STEPS": "30",
+            "STAND_IN_STEPS": "10",
             "LIGHTHOUSE": "http://127.0.0.1:29510",
         }
         self._log = folder / "job.log"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import subprocess
 import sys
 import time
@@ -12,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.pairs import write_pair
+from tests.launch.trial import REPOSITORY, write_trial
 from tests.slurm.cluster import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
-REPOSITORY = Path(__file__).parents[2]
-CONFIG = """\
-run: {name: trial, device: cpu}
-model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32}
+SECTIONS = """\
 parallel: {num_islands: 2, ranks_per_island: 2, nodes_per_island: 2, tensor_model_parallel_size: 2}
-data: {data_path: corpus, tokenizer_type: NullTokenizer, vocab_size: 97}
 inner: {train_iters: 60, micro_batch_size: 4, global_batch_size: 4}
 outer: {sync_interval: 10, num_fragments: 2, overlap_delay: 2, codec: int4, error_feedback: true}
 checkpoint: {save_interval: 50}
@@ -37,10 +32,7 @@ class Site:
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.run_dir = folder / "runs/trial"
-        choose = random.Random(0)
-        documents = [[(choose.randrange(5) + 3 * i) % 96 for i in range(200)] for _ in range(400)]
-        write_pair(folder / "corpus", documents)
-        (folder / "trial.yaml").write_text(CONFIG)
+        write_trial(folder, SECTIONS)
 
     def submit(self, site: str, *arguments: str) -> list[int]:
         """Returns the job ids in the order of submission."""
