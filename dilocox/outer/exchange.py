@@ -170,13 +170,20 @@ class Exchange:
                 if late:
                     raise
                 waiting(reason=str(error))
+                time.sleep(_JOIN_PAUSE_S)
                 continue
             healed = round_.healed or healed
             members = round_.members
             running = next((member for member in members if member.kind == "sync"), None)
             if running is not None:
                 outcome = Outcome(healed=healed)
-                self._take_part(listen(running, healed), round_, outcome)
+                try:
+                    self._take_part(listen(running, healed), round_, outcome)
+                except WanError as error:
+                    if late:
+                        raise
+                    waiting(reason=f"could not follow a sync that is under way: {error}")
+                    continue
                 return Joined(running.inner_step, len(members), running.fragment, outcome)
             if len(members) >= (rules.min_islands if late else rules.num_islands):
                 if healed is None:

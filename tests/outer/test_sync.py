@@ -200,6 +200,25 @@ def test_a_late_island_is_healed_and_steps_in(settings):
     assert_equal_bits(anchors_early, anchors_late)
 
 
+def test_a_late_island_tries_again_when_the_first_sync_fails():
+    config = outer_config(sync_interval=4)
+    hub = LoopbackHub(1, timeout_s=10.0)
+    early = ThreadIsland(0, hub, config, shapes=SHAPES, num_islands=1)
+    early.sync.join(0)
+    early.train(0, 8, drift)
+    hub.join(1)
+    late = ThreadIsland(1, hub, config, shapes=SHAPES, seed=99)
+    FailingTransport(early.wan, {0})
+    FailingTransport(late.wan, {0})
+
+    def go(island):
+        island.train(8 if island is early else island.sync.join(0), 24, drift)
+        return anchors(island)
+
+    assert_equal_bits(*on_islands([early, late], go))
+    assert "could not follow" in late.log.named("waiting")[0][2]["reason"]
+
+
 def test_an_island_waits_for_the_others_at_start():
     config = outer_config(sync_interval=4)
     hub = LoopbackHub(1, timeout_s=10.0)
