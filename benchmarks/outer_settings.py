@@ -102,6 +102,7 @@ def table() -> dict[str, tuple[int, dict]]:
         "blocking, int4 + EF": tuned["blocking"] | INT4,
         "streaming, fp32": tuned["streaming"],
         "streaming, int4 + EF": tuned["streaming"] | INT4,
+        "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | {"sync_interval": 15, "overlap_delay": 2},
         "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
         "eager, int4 + EF": tuned["eager"] | INT4,
         "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,

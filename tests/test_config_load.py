@@ -77,7 +77,7 @@ def test_the_dumped_file_reads_back_to_the_same_run(write):
         ("outer: {codec: low_rank}", {"outer.gather_codec": "int4"}),
         ("outer: {codec: nf4}", {"outer.gather_codec": "nf4"}),
         ("outer: {outer_optimizer: sgd}", {"outer.outer_lr": 1.0, "outer.outer_momentum": 0.0}),
-        ("outer: {outer_lr: 0.3}", {"outer.outer_lr": 0.3, "outer.outer_momentum": 0.9}),
+        ("outer: {outer_lr: 0.3}", {"outer.outer_lr": 0.3, "outer.outer_momentum": 0.6}),
     ],
 )
 def test_defaults_that_follow_from_other_settings(write, given, expected):
