@@ -8,6 +8,7 @@ than what torch.compile makes of the twin.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from dilocox.outer.codec.kernels import Kernels, TwinKernels
 from dilocox.outer.codec.noise import Noise
 from dilocox.outer.codec.scales import block_scales
 
-_CHUNK_VALUES = 1 << 18
-"""Values of a chunk for each thread: 1 MiB of fp32, about a core's second-level cache."""
+_CHUNK_VALUES = 1 << 19
+"""Values of a chunk for each thread: few enough to stay in the cache, enough to make waking threads cheap."""
 
 
 class BlockedKernels:
@@ -32,18 +33,18 @@ class BlockedKernels:
     def encode(self, rows: Tensor, scales: Tensor, payload: Tensor, noise: Noise | None) -> None:
         """See `Kernels.encode`.
 
-        Memory: five bytes a value of one chunk.
+        Memory: nine bytes a value of one chunk.
         """
         if rows.shape[1] % 2:
             self._twin.encode(rows, scales, payload, noise)
             return
         for first, last, scratch in _chunks(rows):
             chunk = rows[first:last]
-            torch.abs(chunk, out=scratch)
-            made, inverse = block_scales(scratch.amax(dim=1), self._form.limit)
+            torch.abs(chunk, out=scratch.floats)
+            made, inverse = block_scales(scratch.floats.amax(dim=1), self._form.limit)
             scales[first:last].copy_(made)
-            torch.mul(chunk, inverse.unsqueeze(1), out=scratch)
-            drawn = noise.draw(chunk.numel()).view(chunk.shape) if noise else None
+            torch.mul(chunk, inverse.unsqueeze(1), out=scratch.floats)
+            drawn = noise.draw(chunk.numel()) if noise else None
             self._encode_codes(scratch, drawn, self._part(payload, rows, first, last))
 
     def decode(self, scales: Tensor, payload: Tensor, rows: Tensor) -> None:
@@ -51,9 +52,9 @@ class BlockedKernels:
         if rows.shape[1] % 2:
             self._twin.decode(scales, payload, rows)
             return
-        for first, last, scratch in _chunks(rows, dtype=torch.uint8):
+        for first, last, scratch in _chunks(rows):
             chunk = rows[first:last]
-            self._decode_codes(self._part(payload, rows, first, last), chunk.view(-1), scratch.view(-1))
+            self._decode_codes(self._part(payload, rows, first, last), chunk.view(-1), scratch)
             chunk.mul_(scales[first:last].to(torch.float32).unsqueeze(1))
 
     def _part(self, payload: Tensor, rows: Tensor, first: int, last: int) -> Tensor:
@@ -61,19 +62,20 @@ class BlockedKernels:
         row_bytes = rows.shape[1] * self._form.bits // 8
         return payload[first * row_bytes : last * row_bytes]
 
-    def _encode_codes(self, scaled: Tensor, noise: Tensor | None, payload: Tensor) -> None:
-        if self._form.bits == 8:
-            self._form.codes_into(scaled.view(-1), None if noise is None else noise.view(-1), payload)
-            return
-        codes = torch.empty(scaled.numel(), dtype=torch.uint8)
-        self._form.codes_into(scaled.view(-1), None if noise is None else noise.view(-1), codes)
-        # Two codes as one little-endian word 0x0H0L; its byte H L is the low byte of w | w >> 4.
-        words = codes.view(torch.int16)
-        payload.copy_(words.bitwise_or_(words >> 4))
+    def _encode_codes(self, scratch: _Scratch, noise: Tensor | None, payload: Tensor) -> None:
+        codes = payload if self._form.bits == 8 else scratch.codes
+        self._form.codes_into(scratch.floats.view(-1), noise, codes, scratch.spare)
+        if self._form.bits == 4:
+            # Two codes as one little-endian word 0x0H0L; its byte HL is the low byte of w | w >> 4.
+            words = codes.view(torch.int16)
+            shifted = torch.bitwise_right_shift(
+                words, 4, out=scratch.spare.view(torch.int16)[: words.numel()]
+            )
+            payload.copy_(words.bitwise_or_(shifted))
 
-    def _decode_codes(self, payload: Tensor, values: Tensor, scratch: Tensor) -> None:
+    def _decode_codes(self, payload: Tensor, values: Tensor, scratch: _Scratch) -> None:
         if self._pairs is not None:
-            index = payload.to(torch.int32)
+            index = scratch.spare[: payload.numel()].copy_(payload)
             if values.storage_offset() % 2 == 0:
                 torch.index_select(self._pairs, 0, index, out=values.view(torch.int64))
             else:  # a view that starts between two pairs
@@ -81,20 +83,46 @@ class BlockedKernels:
             return
         assert isinstance(self._form, Uniform)
         if self._form.bits == 4:
-            words = scratch.view(torch.int16).copy_(payload)
-            words.bitwise_or_(words << 4).bitwise_and_(0x0F0F)
-            payload = scratch
+            words = scratch.codes.view(torch.int16).copy_(payload)
+            shifted = scratch.spare.view(torch.int16)[: words.numel()]
+            torch.bitwise_left_shift(words, 4, out=shifted)
+            words.bitwise_or_(shifted).bitwise_and_(0x0F0F)
+            payload = scratch.codes
         self._form.values_into(payload, values)
 
 
-def _chunks(rows: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[tuple[int, int, Tensor]]:
-    """Row ranges of about one chunk, each with the rows of a scratch buffer that all share."""
+@dataclass(frozen=True)
+class _Scratch:
+    """Buffers of one chunk, allocated once: fresh memory costs more than the arithmetic.
+
+    Attributes:
+        floats: fp32 [rows, values of a block].
+        spare: int32 [values].
+        codes: uint8 [values].
+    """
+
+    floats: Tensor
+    spare: Tensor
+    codes: Tensor
+
+    def of(self, num_rows: int) -> _Scratch:
+        """The first rows."""
+        values = num_rows * self.floats.shape[1]
+        return _Scratch(self.floats[:num_rows], self.spare[:values], self.codes[:values])
+
+
+def _chunks(rows: Tensor) -> Iterator[tuple[int, int, _Scratch]]:
+    """Row ranges of about one chunk, each with buffers of its size that all chunks share."""
     num_rows, width = rows.shape
-    step = max(1, _CHUNK_VALUES * torch.get_num_threads() // width)
-    scratch = torch.empty(min(step, num_rows), width, dtype=dtype)
+    step = min(max(1, _CHUNK_VALUES * torch.get_num_threads() // width), num_rows)
+    scratch = _Scratch(
+        torch.empty(step, width),
+        torch.empty(step * width, dtype=torch.int32),
+        torch.empty(step * width, dtype=torch.uint8),
+    )
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
-        yield first, last, scratch[: last - first]
+        yield first, last, scratch.of(last - first)
 
 
 def _pair_table(table: Tensor) -> Tensor:

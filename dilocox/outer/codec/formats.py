@@ -63,8 +63,11 @@ class Format(ABC):
         """Returns: uint8 codes of the shape of scaled (fp32)."""
 
     @abstractmethod
-    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor) -> None:
-        """`codes` without allocation. In place: `scaled` and `noise` are destroyed."""
+    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
+        """`codes` without allocation where rounding is to nearest.
+
+        In place: `scaled` is destroyed, and `spare`, int32 of its size, is for intermediate values.
+        """
 
     @abstractmethod
     def values(self, codes: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class Uniform(Format):
         integers = torch.round(torch.clamp(scaled, -self.limit, self.limit))
         return (integers + self._offset).to(torch.uint8)
 
-    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor) -> None:
+    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
         """Rounds with one addition; the low byte of the sum is the code."""
         if noise is not None:
             scaled.add_(noise).clamp_(-self.limit, self.limit)
@@ -131,7 +134,7 @@ class NormalFloat4(Format):
         grid = (scaled * NF4_GRID + (_ROUNDER + NF4_GRID)).view(torch.int32) & (4 * NF4_GRID - 1)
         return self._nearest.to(scaled.device)[grid]
 
-    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor) -> None:
+    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
         """The table look-up on a preallocated buffer."""
         if noise is not None:
             codes.copy_(self._stochastic(scaled, noise))
@@ -176,17 +179,19 @@ class E3M0(Format):
             code = self._stochastic(magnitude, noise)
         return (code | ((bits >> 28) & 8)).to(torch.uint8)
 
-    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor) -> None:
+    def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
         """Bit operations on the buffer of `scaled`."""
         if noise is not None:
             codes.copy_(self.codes(scaled, noise))
             return
         bits = scaled.view(torch.int32)
-        sign = (bits >> 28).bitwise_and_(8)
+        codes.copy_(torch.bitwise_right_shift(bits, 28, out=spare).bitwise_and_(8))
         bits.bitwise_and_(0x7FFFFFFF)
-        nonzero = bits > (_E3M0_EXPONENT << 23)
+        # 1 above 2^-7 and 0 elsewhere: the sign bit of a difference.
+        torch.mul(bits, -1, out=spare).add_(_E3M0_EXPONENT << 23).bitwise_right_shift_(31).neg_()
         bits.add_(1 << 22).bitwise_right_shift_(23).sub_(_E3M0_EXPONENT).clamp_(0, 7)
-        codes.copy_(torch.maximum(bits, nonzero.to(torch.int32), out=bits).bitwise_or_(sign))
+        torch.maximum(bits, spare, out=bits)
+        codes.copy_(bits.bitwise_or_(spare.copy_(codes)))
 
     def values(self, codes: Tensor) -> Tensor:
         """Levels by table."""

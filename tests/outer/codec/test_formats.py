@@ -57,7 +57,7 @@ def test_in_place_codes_equal_the_definition(name):
     for noise in (None, torch.rand(scaled.shape) - 0.5):
         codes = torch.empty(scaled.shape, dtype=torch.uint8)
         expected = form.codes(scaled.clone(), noise)
-        form.codes_into(scaled.clone(), None if noise is None else noise.clone(), codes)
+        form.codes_into(scaled.clone(), noise, codes, torch.empty(scaled.shape, dtype=torch.int32))
         assert torch.equal(codes, expected)
 
 
