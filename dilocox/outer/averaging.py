@@ -44,6 +44,8 @@ class Averaging:
         self._island = island
         self._shapes = [tuple(piece.tensor.shape) for piece in pieces]
         self._compressor = _compressor(config, pieces)
+        self._codec = build_codec(_wire_codec(config), config.codec_block_size, config.rounding)
+        self._gather_codec = build_codec(_gather_codec(config), config.codec_block_size, config.rounding)
         self._feedback: ErrorFeedback | None = None
         self._server: ServerResidual | None = None
         if config.error_feedback:
@@ -108,7 +110,7 @@ class Averaging:
         return sum(
             exchange_bytes(
                 _wire_codec(self._config),
-                gather_codec=self._config.gather_codec,
+                gather_codec=_gather_codec(self._config),
                 block_size=self._config.codec_block_size,
                 numels=numels,
                 num_islands=num_islands,
@@ -154,19 +156,16 @@ class Averaging:
     def _average_once(
         self, tensors: list[Tensor], transport: Transport, hello: Hello, exchange: int
     ) -> Average:
-        config = self._config
         # A seed for each message instead of a generator that runs on: a sync that is started again after a
         # resume then sends the same bits.
-        seed = zlib.crc32(
-            f"{hello.run_id} {self._island} {hello.fragment} {hello.inner_step} {exchange}".encode()
-        )
+        name = f"{hello.run_id} {self._island} {hello.fragment} {hello.inner_step} {exchange}"
+        self._codec.reseed(zlib.crc32(name.encode()))
+        self._gather_codec.reseed(zlib.crc32(name.encode(), 1))
         return average(
             tensors,
             transport=transport,
-            codec=build_codec(_wire_codec(config), config.codec_block_size, config.rounding, seed),
-            gather_codec=build_codec(
-                config.gather_codec or "none", config.codec_block_size, config.rounding, seed ^ 1
-            ),
+            codec=self._codec,
+            gather_codec=self._gather_codec,
             identity=Identity(hello.run_id, hello.fragment, hello.outer_step, exchange),
             server=self._server,
         )
@@ -175,6 +174,10 @@ class Averaging:
 def _wire_codec(config: OuterConfig) -> str:
     """What low-rank factors cross in is int4."""
     return "int4" if config.codec == "low_rank" else config.codec
+
+
+def _gather_codec(config: OuterConfig) -> str:
+    return config.gather_codec or _wire_codec(config)
 
 
 def _compressor(config: OuterConfig, pieces: Sequence[Piece]) -> Compressor:
