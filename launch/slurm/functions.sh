@@ -60,8 +60,12 @@ forward_signals() {
     trap 'stop_reason=ended; say "asked to end: checkpoint, then end"; stop_ranks' TERM
 }
 
-# stop_ranks: srun hands SIGUSR1 on to every process of its step; on SIGTERM it would kill them instead.
-stop_ranks() { kill -USR1 "${steps[@]}" 2>/dev/null || true; }
+# stop_ranks: srun hands SIGUSR1 on to every process of its step; on SIGTERM it would kill them instead. Repeated,
+# because ranks that are still starting ignore it; once is enough for those that train.
+stop_ranks() {
+    kill -USR1 "${steps[@]}" 2>/dev/null || return 0
+    while sleep 10 && kill -USR1 "${steps[@]}" 2>/dev/null; do :; done &
+}
 
 # wait_for_step PID: waits to its end although signals arrive; returns its exit code.
 wait_for_step() {

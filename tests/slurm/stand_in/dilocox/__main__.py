@@ -1,7 +1,8 @@
 """A stand-in for the trainer, to try what the job scripts do with signals, ends and restarts; no training.
 
-It counts steps in `island_I/step`, stops on a signal as the real one does (state saved, status
-`interrupted`) and appends one line a start to `starts`. On PYTHONPATH before the real package.
+It counts steps in `island_I/step` (after a resume only a few more), stops on a signal as the real one does
+(state saved, status `interrupted`) and appends one line a start to `starts`. On PYTHONPATH before the real
+package.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 
 STEP_S = 0.1
+STEPS_AFTER_RESUME = 5
+SAVE_S = 2.0
+"""A checkpoint takes time, in which nothing may kill the ranks."""
 
 
 def train(arguments: list[str]) -> int:
@@ -34,9 +38,12 @@ def train(arguments: list[str]) -> int:
     record |= {"island": island, "step": step, "lighthouse": settings.get("wan.lighthouse")}
     with (run_dir / "starts").open("a") as file:
         file.write(json.dumps(record) + "\n")
-    while step < int(os.environ["STAND_IN_STEPS"]) and not stopped:
+    last = step + STEPS_AFTER_RESUME if step else int(os.environ["STAND_IN_STEPS"])
+    while step < last and not stopped:
         time.sleep(STEP_S)
         step += 1
+    if stopped:
+        time.sleep(SAVE_S)
     if record["rank"] == "0":
         saved.write_text(str(step))
         status = "interrupted" if stopped else "completed"
