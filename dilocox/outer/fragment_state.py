@@ -122,6 +122,11 @@ class FragmentState:
             self.num_tokens = 0
         self.reset()
 
+    def take_anchor(self, anchor: Sequence[Tensor]) -> None:
+        """Replaces the anchor by given values, and the weights with it."""
+        pseudo_gradient.reset(self.anchor, anchor)
+        self.reset()
+
     def give_back(self, deltas: Sequence[Tensor]) -> None:
         """A discarded sync: the next measurement contains its progress again."""
         if self._reference is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dilocox.config import OuterConfig
-from dilocox.outer.averaging import Averaging
+from dilocox.outer.eager import anchor_proposal
 from dilocox.outer.exchange import Exchange, JoinRules, Outcome, Proposal
 from dilocox.outer.exchange_thread import ExchangeThread
 from dilocox.outer.flight import Flight
@@ -291,20 +291,13 @@ class OuterSync:
                 self._report.event("interval", inner_step, sync_interval=interval)
 
     def _average_anchors(self, inner_step: int) -> None:
-        """Blocking fp32 average of the island-specific anchors of `eager`."""
-        fragment = self.state.fragments[0]
-        anchors = [anchor.clone() for anchor in fragment.anchor]
-        flight = Flight(Event(EventKind.START, 0, fragment.num_syncs), inner_step, anchors, anchors)
-        proposal = replace(
-            self._proposal(flight),
-            averaging=Averaging.exact(0, fragment.pieces, island=self._hello.island),
-            judge=lambda norm: None,
-        )
+        """`eager`: the islands' own anchors become one."""
+        (fragment,) = self.state.fragments
+        flight = Flight(Event(EventKind.START, 0, fragment.num_syncs), inner_step, [], [])
+        proposal = anchor_proposal(self._proposal(flight), fragment)
         outcome = self._thread.result(self._thread.submit(partial(self._exchange.run, proposal)))
         if outcome.average is None:
             self._report.event("discard", inner_step, fragment=0, reason=outcome.error)
             return
-        for anchor, mean in zip(fragment.anchor, outcome.average.mean, strict=True):
-            anchor.copy_(mean)
-        fragment.reset()
+        fragment.take_anchor(outcome.average.mean)
         self._publish()
