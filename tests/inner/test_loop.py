@@ -145,7 +145,7 @@ def _token_count(rank, config):
     inner = make_inner(config, island)
     batch = make_batch(config, island, 0)
     mine = sum(float(part["loss_mask"].sum()) for part in batch)
-    total = torch.tensor(mine)
+    total = torch.tensor(mine / island.topology.tp)
     dist.all_reduce(total)
     report = inner.step(batch)
     for part in batch:
@@ -159,6 +159,7 @@ def _token_count(rank, config):
     )
 
 
-def test_masked_tokens_do_not_count_and_a_fully_masked_batch_is_harmless():
-    config = make_config(parallel=LAYOUTS["DP2"])
+@pytest.mark.parametrize("layout", ["DP2", "TP2"])
+def test_masked_tokens_do_not_count_and_a_fully_masked_batch_is_harmless(layout):
+    config = make_config(parallel=LAYOUTS[layout])
     assert run_ranks(_token_count, 2, config) == [(True, True, 0.0, True)] * 2
