@@ -23,8 +23,8 @@ class OuterDefaults(NamedTuple):
     momentum: float
 
 
-# Best of the sweep in benchmarks/results/outer_settings_sweep.json (20 outer steps from scratch). Long runs with
-# blocking syncs were published with 0.7/0.9 (DiLoCo, 2311.08105), streaming ones with 0.4/0.9 (2501.18512).
+# Best of the sweep in benchmarks/results/outer_settings_sweep.json (20 outer steps from scratch). Long runs
+# with blocking syncs were published with 0.7/0.9 (DiLoCo, 2311.08105), with streaming 0.4/0.9 (2501.18512).
 OUTER_DEFAULTS: dict[DelayMode, OuterDefaults] = {
     "blocking": OuterDefaults(0.7, 0.6),
     "streaming": OuterDefaults(0.4, 0.9),

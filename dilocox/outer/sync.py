@@ -73,6 +73,7 @@ class OuterSync:
         self._thread = ExchangeThread(self.state.device)
         self._measured: Flight | None = None
         self._flying: Flight | None = None
+        self._num_applied = 0  # syncs as the WAN counts them, without one that is committed but not applied yet
         exchange.wan.serve_state(self.state.shared_state)
 
     # -- the three verbs -------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class OuterSync:
         if joined.healed is not None:
             self._adopt(joined.healed, joined.inner_step)
         self._publish()
+        self._num_applied = self._exchange.wan.step - int(joined.outcome is not None)
         self._report.event("join", joined.inner_step, islands=joined.num_islands)
         if joined.outcome is not None:
             self._step_in(joined.inner_step, joined.fragment, joined.outcome)
@@ -194,12 +196,13 @@ class OuterSync:
     def state_dict(self) -> State:
         """Everything of this rank, a sync in flight included: resuming starts that sync again."""
         flight = None if self._flying is None else self._flying.state_dict()
-        return {**self.state.state_dict(), "step": self._exchange.wan.step, "flight": flight}
+        return {**self.state.state_dict(), "num_applied": self._num_applied, "flight": flight}
 
     def load_state_dict(self, state: State) -> None:
         """Continues from a `state_dict` of a rank with the same pieces; before `join`."""
         self.state.load_state_dict(state)
-        self._exchange.wan.set_step(state["step"])
+        self._num_applied = state["num_applied"]
+        self._exchange.wan.set_step(self._num_applied)
         self._flying = None if state["flight"] is None else Flight.from_state_dict(state["flight"])
 
     # -- internals -------------------------------------------------------------------------------
@@ -266,6 +269,7 @@ class OuterSync:
             averaging.commit(outcome.sent, outcome.average, listened=outcome.weight == 0)
             if outcome.weight > 0:
                 fragment.guard.remember(outcome.norm)
+        self._num_applied = self._exchange.wan.step
         self._record(flight, outcome, blocked_s)
         return outcome
 

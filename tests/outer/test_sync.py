@@ -178,6 +178,17 @@ def test_resumed_equals_uninterrupted_from_every_step(settings, stop):
         assert_equal_bits(one, other)
 
 
+def test_a_sync_that_is_committed_but_not_applied_does_not_count_in_a_checkpoint():
+    """Else an island saved a moment later would look ahead and "heal" the other with the same anchors."""
+
+    def save(island):
+        island.train(0, 5, drift)  # launched after 4 steps, applied after 6
+        island.sync._flying.future.result()
+        return island.sync.state_dict()["num_applied"], island.wan.step
+
+    assert on_islands(make_islands(2, outer_config(**STREAMING)), save) == [(0, 1), (0, 1)]
+
+
 @pytest.mark.parametrize("settings", [{"sync_interval": 4}, STREAMING | INT4])
 def test_a_late_island_is_healed_and_steps_in(settings):
     config = outer_config(**settings)
