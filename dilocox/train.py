@@ -61,7 +61,6 @@ def train(config: Config, place: Place, *, resume: bool) -> int:
     Raises:
         ConfigError: bad settings or data, before any process group exists.
     """
-    backend.quiet_third_parties()
     if config.outer.method != "none" and config.parallel.num_islands > 1 and config.wan.lighthouse is None:
         raise ConfigError(
             "wan.lighthouse",
