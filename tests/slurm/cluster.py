@@ -26,6 +26,7 @@ import psutil
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 PACKAGES = "slurmctld slurmd slurm-client munge"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
+FOLDER = "dilocox-slurm-"
 REQUEUE_DELAY_S = 5
 """How long a requeued job waits; SLURM's default is 120."""
 
@@ -73,6 +74,17 @@ def missing_requirement() -> str | None:
     return f"{', '.join(missing)} missing; apt-get install {PACKAGES}" if missing else None
 
 
+def remove_stale() -> list[Path]:
+    """Ends and removes clusters whose test session was killed; returns their folders."""
+    removed = []
+    for root in Path("/tmp").glob(f"{FOLDER}*"):
+        owner = root.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            _remove(root)
+            removed.append(root)
+    return removed
+
+
 class SlurmCluster:
     """Context manager; every node can run several jobs' steps, CPUs are only counted, not pinned."""
 
@@ -88,7 +100,8 @@ class SlurmCluster:
         return os.environ | {"SLURM_CONF": str(self.root / "slurm.conf")}
 
     def __enter__(self) -> SlurmCluster:
-        self.root = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        remove_stale()
+        self.root = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir="/tmp"))
         self.root.chmod(0o755)
         try:
             self._start()
@@ -147,16 +160,11 @@ class SlurmCluster:
 
     def processes(self, job: int | None = None) -> list[psutil.Process]:
         """Processes of a job (of all jobs of this cluster for None), found by their environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-            except (psutil.Error, OSError):
-                continue
-            ours = environment.get("SLURM_CONF") == str(self.root / "slurm.conf")
-            if ours and "SLURM_JOB_ID" in environment and job in (None, int(environment["SLURM_JOB_ID"])):
-                found.append(process)
-        return found
+        return [
+            process
+            for process, environment in _processes_of(self.root)
+            if "SLURM_JOB_ID" in environment and job in (None, int(environment["SLURM_JOB_ID"]))
+        ]
 
     def cancel_all(self, *, timeout_s: float = 60) -> None:
         """Cancels every job and waits until the nodes are free."""
@@ -183,9 +191,7 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for process in self.processes():
-            process.kill()
-        shutil.rmtree(self.root, ignore_errors=True)
+        _remove(self.root)
 
     def _start(self) -> None:
         for name in ("state", *(f"spool.n{n}" for n in range(1, self.num_nodes + 1))):
@@ -245,6 +251,32 @@ class SlurmCluster:
                     [program, *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT
                 )
             )
+
+
+def _remove(root: Path) -> None:
+    for process, _ in _processes_of(root):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def _processes_of(root: Path) -> list[tuple[psutil.Process, dict[str, str]]]:
+    """Daemons and jobs of a cluster, each with its environment.
+
+    They have its configuration in the environment; slurmstepd empties that, but keeps a log open.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            is_ours = environment.get("SLURM_CONF") == str(root / "slurm.conf")
+            if process.name() == "slurmstepd":
+                is_ours |= any(file.path.startswith(f"{root}/") for file in process.open_files())
+        except (psutil.Error, OSError):
+            continue  # it has ended, or is a kernel thread
+        if is_ours:
+            found.append((process, environment))
+    return found
 
 
 def _program(name: str) -> str | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster import FOLDER, SlurmCluster, remove_stale
 
 pytestmark = pytest.mark.slurm
 
@@ -54,3 +58,15 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(monkeypatch):
     with pytest.raises(RuntimeError, match="SLURM did not come up: waited 30 s for munged"), broken:
         pass
     assert not broken.root.exists()
+
+
+def test_what_a_killed_session_left_is_removed(cluster):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{dead.pid}-", dir="/tmp"))
+    environment = os.environ | {"SLURM_CONF": str(left / "slurm.conf")}
+    with subprocess.Popen(["sleep", "1000"], env=environment) as orphan:
+        assert remove_stale() == [left]
+        assert orphan.wait(timeout=10) != 0
+    assert not left.exists()
+    assert cluster.idle_nodes() == 4  # the running one is left alone
