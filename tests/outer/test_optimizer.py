@@ -82,7 +82,7 @@ def test_shapes_of_anchor_and_gradient_must_pair_up():
 @pytest.mark.parametrize(
     ("outer", "lr", "momentum", "nesterov"),
     [
-        (OuterConfig(), 0.7, 0.9, True),
+        (OuterConfig(), 0.7, 0.6, True),
         (OuterConfig(outer_optimizer="sgd"), 1.0, 0.0, False),
         (OuterConfig(outer_lr=0.5, outer_momentum=0.8), 0.5, 0.8, True),
     ],
