@@ -49,9 +49,7 @@ class Topology:
         """Coordinate of a rank of the island's own world (0 <= rank < ranks_per_island)."""
         if not 0 <= rank < self.ranks_per_island:
             raise ValueError(f"rank {rank} is not in 0..{self.ranks_per_island - 1}")
-        return Coordinate(
-            pp=rank // (self.tp * self.dp), tp=rank % self.tp, dp=rank // self.tp % self.dp
-        )
+        return Coordinate(pp=rank // (self.tp * self.dp), tp=rank % self.tp, dp=rank // self.tp % self.dp)
 
     def rank(self, coordinate: Coordinate) -> int:
         """Inverse of `coordinate`."""

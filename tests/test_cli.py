@@ -74,7 +74,8 @@ def test_every_command_has_help(command, capsys):
 def test_plan_imports_no_torch(tmp_path):
     program = (
         "import sys; from dilocox.cli import main;"
-        "code = main(['plan', 'configs/demo.yaml']); print(sorted(m for m in sys.modules if m == 'torch'), code)"
+        "code = main(['plan', 'configs/demo.yaml']);"
+        "print(sorted(m for m in sys.modules if m == 'torch'), code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0"

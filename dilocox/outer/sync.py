@@ -73,7 +73,9 @@ class OuterSync:
         self._thread = ExchangeThread(self.state.device)
         self._measured: Flight | None = None
         self._flying: Flight | None = None
-        self._num_applied = 0  # syncs as the WAN counts them, without one that is committed but not applied yet
+        self._num_applied = (
+            0  # syncs as the WAN counts them, without one that is committed but not applied yet
+        )
         exchange.wan.serve_state(self.state.shared_state)
 
     # -- the three verbs -------------------------------------------------------------------------

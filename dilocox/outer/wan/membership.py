@@ -118,7 +118,8 @@ class TorchftWan:
         self._wait_s = settings.timeout_s + settings.grace_s
         self._healed: State | None = None
         self._get_state: Callable[[], State] = dict
-        self._store, host, port = _island_store(address, settings.port_range, island)
+        offset = 2 * island_id  # two islands that start on one host at once look at different ports first
+        self._store, host, port = _island_store(address, settings.port_range, island, offset=offset)
         self._group = WanProcessGroup(
             address.interface, streams=settings.streams, identity=identity, timeout=timeout
         )
@@ -140,7 +141,7 @@ class TorchftWan:
             lighthouse_addr=settings.lighthouse,
             replica_id=f"{identity.get('run_id', 'run')}-island-{island_id}",
             hostname=address.host_in_url(),
-            port=pick_port(settings.port_range) if island.rank == 0 else None,
+            port=pick_port(settings.port_range, offset=offset + 1) if island.rank == 0 else None,
             heartbeat_interval=timedelta(seconds=1),
             checkpoint_transport=PGTransport(self._group, timeout, torch.device("cpu")),
         )
@@ -235,12 +236,14 @@ class TorchftWan:
 
 
 def _island_store(
-    address: WanAddress, port_range: str | None, island: Island
+    address: WanAddress, port_range: str | None, island: Island, *, offset: int
 ) -> tuple[TCPStore | None, str, int]:
     """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
     store = None
     if island.rank == 0:
-        store = TCPStore(address.address, pick_port(port_range) or 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(
+            address.address, pick_port(port_range, offset=offset) or 0, is_master=True, wait_for_workers=False
+        )
     host, port = json.loads(island.share(json.dumps([address.address, store.port if store else 0])))
     return store, host, int(port)
 
