@@ -67,7 +67,10 @@ class Run:
 
     def near_the_limit(self) -> None:
         """What `#SBATCH --signal=B:USR1@S` does; `scancel --batch` of this SLURM cannot do it to an array."""
-        (shell,) = (p for p in self.cluster.processes() if Path(p.cmdline()[-1]).name == "slurm_script")
+        shells = [p for p in self.cluster.processes() if Path(p.cmdline()[-1]).name == "slurm_script"]
+        pids = {shell.pid for shell in shells}
+        # no subshell, and not one that an earlier test's job has not left yet
+        shell = max((p for p in shells if p.ppid() not in pids), key=lambda p: p.create_time())
         shell.send_signal(signal.SIGUSR1)
 
     def wait_until(self, what: str, condition, timeout_s: float = 90) -> None:
