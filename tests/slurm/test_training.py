@@ -25,7 +25,7 @@ wan: {timeout_s: 60, join_timeout_s: 600}
 """
 pytestmark = pytest.mark.skipif(
     "SLURM_TRAINING" not in os.environ,
-    reason="open defect: in a fresh virtual environment these runs did not end; set SLURM_TRAINING=1 to run them",
+    reason="open defect: in a fresh environment these runs did not end; SLURM_TRAINING=1 runs them",
 )
 
 SLOW = ("inner.train_iters=400", "inner.global_batch_size=32")
