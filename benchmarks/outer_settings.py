@@ -41,6 +41,7 @@ BLOCKING = {"sync_interval": 30}
 STREAMING = {"sync_interval": 30, "num_fragments": 3, "overlap_delay": 3}
 ROUND_DELAY = {"sync_interval": 30, "overlap_delay": 30}
 INT4 = {"codec": "int4", "error_feedback": True}
+ALPHA_0 = STREAMING | {"mixing_alpha": 0.0}  # islands take the anchor; 0.5 is the paper's
 MODES = {
     "blocking": BLOCKING,
     "streaming": STREAMING,
@@ -49,13 +50,22 @@ MODES = {
     "delayed_reset": ROUND_DELAY | {"delay_mode": "delayed_reset"},
 }
 GRID = {
-    "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6)],
-    "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6)],
-    "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3)],
-    "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3)],
+    "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.3)],
+    "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.8)],
+    "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.6)],
+    "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.0)],
     "delayed_reset": [(0.7, 0.9), (0.4, 0.6), (0.2, 0.6), (0.4, 0.3), (0.7, 0.3)],
 }
+GRID_ALPHA_0 = [(0.7, 0.6), (1.0, 0.6), (0.7, 0.8), (0.4, 0.9), (1.0, 0.3)]
 SEEDS = (1, 2, 3)
+COMPARISONS = [
+    ("blocking, int4 + EF", "blocking, fp32"),
+    ("streaming, int4 + EF", "streaming, fp32"),
+    ("streaming, int4 + EF", "blocking, fp32"),
+    ("streaming, int4 + EF", "blocking, fp32, Streaming DiLoCo's"),
+    ("streaming, int4 + EF", "blocking, fp32, DiLoCo's settings"),
+    ("blocking, fp32", "data parallel, fp32"),
+]
 
 
 def main() -> int:
@@ -67,41 +77,43 @@ def main() -> int:
     path = RESULTS / f"outer_settings_{part}.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else {}
     for name, (seed, outer) in runs.items():
-        if name not in done:
+        if name not in done or done[name]["outer"] != outer:
             done[name] = {"seed": seed, "outer": outer, **run(seed, outer)}
             path.write_text(json.dumps({"machine": provenance(), "runs": done}, indent=1) + "\n")
         print(f"{name:48} {done[name]['val_loss']:.4f}", flush=True)
     if part == "table":
-        (RESULTS / "outer_settings.md").write_text(markdown(done))
+        (RESULTS / "outer_settings.md").write_text(markdown({name: done[name] for name in runs}))
     return 0
 
 
 def sweep() -> dict[str, tuple[int, dict]]:
+    grid = [(mode, MODES[mode], tried) for mode in GRID for tried in GRID[mode]]
+    grid += [("streaming alpha 0", ALPHA_0, tried) for tried in GRID_ALPHA_0]
     return {
-        f"{mode} lr {lr} momentum {momentum}": (
-            1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
-        )
-        for mode, grid in GRID.items()
-        for lr, momentum in grid
-    }  # fmt: skip
+        f"{name} lr {lr} momentum {momentum}": (1, outer | {"outer_lr": lr, "outer_momentum": momentum})
+        for name, outer, (lr, momentum) in grid
+    }
 
 
 def best(mode: str) -> dict[str, float]:
-    """Outer lr and momentum with the lowest loss of the sweep."""
+    """The settings with the lowest loss of the sweep."""
     runs = json.loads((RESULTS / "outer_settings_sweep.json").read_text())["runs"]
-    winner = min((r for name, r in runs.items() if name.split()[0] == mode), key=lambda r: r["val_loss"])
-    return {leaf: winner["outer"][leaf] for leaf in ("outer_lr", "outer_momentum")}
+    tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
+    return min(tried, key=lambda result: result["val_loss"])["outer"]
 
 
 def table() -> dict[str, tuple[int, dict]]:
-    tuned = {mode: settings | best(mode) for mode, settings in MODES.items()}
+    tuned = {mode: best(mode) for mode in MODES}
     rows: dict[str, dict] = {
         "data parallel, fp32": {"method": "data_parallel"},
         "islands alone": {"method": "none"},
         "blocking, fp32": tuned["blocking"],
+        "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
+        "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
         "blocking, int4 + EF": tuned["blocking"] | INT4,
         "streaming, fp32": tuned["streaming"],
         "streaming, int4 + EF": tuned["streaming"] | INT4,
+        "streaming, int4 + EF, alpha = 0": best("streaming alpha 0") | INT4,
         "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | {"sync_interval": 15, "overlap_delay": 2},
         "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
         "eager, int4 + EF": tuned["eager"] | INT4,
@@ -159,6 +171,10 @@ def markdown(runs: dict) -> str:
         values = " | ".join(f"{loss:.4f}" for loss in losses)
         figures = f"{statistics.mean(losses):.4f} | {spread:.4f} | {sent:.2f}"
         lines.append(f"| {row} | {tuned} | {values} | {figures} |")
+    lines += ["", "Differences of means, seed by seed the same data and first weights:", ""]
+    means = {row: statistics.mean(r["val_loss"] for r in results) for row, results in groups.items()}
+    for mine, other in COMPARISONS:
+        lines.append(f"* {mine}, against {other}: {means[mine] - means[other]:+.4f}")
     return "\n".join(lines) + "\n"
 
 
