@@ -17,6 +17,7 @@ from torch import Tensor
 from dilocox.errors import QuorumError, WanError
 from dilocox.outer.averaging import Averaging
 from dilocox.outer.codec.base import Average
+from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.island import Island
 from dilocox.outer.wan.base import Hello, Round, Wan
 from dilocox.pieces import Piece
@@ -33,6 +34,7 @@ class Proposal:
         deltas: pseudo-gradient, one fp32 tensor a piece; not written to while the sync runs.
         averaging: how it crosses the WAN.
         judge: norm -> reason to abstain, or None.
+        anchor: of the fragment; all islands must have the same. Empty: theirs may differ.
     """
 
     hello: Hello
@@ -40,6 +42,7 @@ class Proposal:
     pieces: Sequence[Piece]
     averaging: Averaging
     judge: Callable[[float], str | None]
+    anchor: Sequence[Tensor] = ()
 
 
 @dataclass
@@ -133,8 +136,7 @@ class Exchange:
         outcome = Outcome()
         try:
             self._guard(proposal, outcome)
-            hello = proposal.hello if outcome.abstained is None else replace(proposal.hello, weight=0.0)
-            self._take_part(proposal, self._open(hello), outcome)
+            self._take_part(proposal, self._open(_complete(proposal, outcome)), outcome)
         except WanError as error:
             outcome.error = str(error)
         outcome.exchange_s = time.perf_counter() - started
@@ -273,6 +275,16 @@ class Exchange:
         length = outcome.norm * math.sqrt(square)
         outcome.cosine = dot / length if outcome.weight > 0 and length > 0 else None
         outcome.interval_scale = None if scale is None else scales / self._island.num_ranks
+
+
+def _complete(proposal: Proposal, outcome: Outcome) -> Hello:
+    """The hello with what takes time to find out: hash of the anchor, and no weight for who abstains."""
+    hello = proposal.hello
+    return replace(
+        hello,
+        weight=hello.weight if outcome.abstained is None else 0.0,
+        anchor_hash=hash_tensors(proposal.anchor) if proposal.anchor else "",
+    )
 
 
 def _check_anchors(members: Sequence[Hello]) -> None:

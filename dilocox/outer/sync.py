@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from dilocox.config import OuterConfig
-from dilocox.outer.eager import anchor_proposal
 from dilocox.outer.exchange import Exchange, JoinRules, Outcome, Proposal
 from dilocox.outer.exchange_thread import ExchangeThread
 from dilocox.outer.flight import Flight
-from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.outer_state import OuterState
+from dilocox.outer.proposals import Proposals
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.schedule import Event, EventKind
 from dilocox.outer.wan.base import Hello
@@ -67,7 +66,7 @@ class OuterSync:
         self._config = config
         self._exchange = exchange
         self._rules = rules
-        self._hello = hello
+        self._proposals = Proposals(config, self.state, hello)
         self._publish = publish
         self._report = report
         self._thread = ExchangeThread(self.state.device)
@@ -148,14 +147,7 @@ class OuterSync:
         Raises:
             WanError: too few islands until the timeout, or an island that does not fit.
         """
-        comparable = inner_step == 0 or self._config.delay_mode != "eager"
-        hello = replace(
-            self._hello,
-            kind="join",
-            weight=0.0,
-            inner_step=inner_step,
-            anchor_hash=self.state.anchor_hash() if comparable else "",
-        )
+        hello = self._proposals.to_join(inner_step)
         waiting = partial(self._report.event, "waiting", inner_step)
         job = partial(self._exchange.join, hello, self._rules, listen=self._listener, waiting=waiting)
         joined = self._thread.result(self._thread.submit(job))
@@ -213,33 +205,14 @@ class OuterSync:
         # One in flight: two would contend for the link, and the later would not see the earlier's update.
         assert self._flying is None or self._flying is flight, "another fragment is still in flight"
         self._flying = flight
-        flight.future = self._thread.submit(partial(self._exchange.run, self._proposal(flight)))
-
-    def _proposal(self, flight: Flight) -> Proposal:
-        fragment = self.state.fragments[flight.event.fragment]
-        hello = replace(
-            self._hello,
-            outer_step=fragment.num_syncs,
-            fragment=fragment.number,
-            inner_step=flight.inner_step,
-            weight=float(fragment.num_tokens) if self._config.island_weights == "by_tokens" else 1.0,
-            anchor_hash="" if self._config.delay_mode == "eager" else hash_tensors(fragment.anchor),
-        )
-        return Proposal(
-            hello=hello,
-            deltas=flight.message,
-            pieces=fragment.pieces,
-            averaging=self.state.averaging[fragment.number],
-            judge=fragment.guard.reason_to_abstain,
-        )
+        flight.future = self._thread.submit(partial(self._exchange.run, self._proposals.of(flight)))
 
     def _listener(self, running: Hello, healed: State | None) -> Proposal:
         """A proposal with nothing in it, to hear the result of a sync that is under way."""
         if healed is not None:
             self._adopt(healed, running.inner_step)
-        return self._proposal(
-            self._empty_flight(Event(EventKind.START, running.fragment, 0), running.inner_step)
-        )
+        start = Event(EventKind.START, running.fragment, 0)
+        return self._proposals.of(self._empty_flight(start, running.inner_step))
 
     def _step_in(self, inner_step: int, fragment: int, outcome: Outcome) -> None:
         """Goes on as an island that has just started the sync which this one has listened to."""
@@ -299,8 +272,7 @@ class OuterSync:
     def _average_anchors(self, inner_step: int) -> None:
         """`eager`: the islands' own anchors become one."""
         (fragment,) = self.state.fragments
-        flight = Flight(Event(EventKind.START, 0, fragment.num_syncs), inner_step, [], [])
-        proposal = anchor_proposal(self._proposal(flight), fragment)
+        proposal = self._proposals.of_anchor(inner_step)
         outcome = self._thread.result(self._thread.submit(partial(self._exchange.run, proposal)))
         if outcome.average is None:
             self._report.event("discard", inner_step, fragment=0, reason=outcome.error)
