@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import AllToAllOptions, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup as BaseProcessGroup
 from torch.distributed import ProcessGroupGloo as TorchGloo  # torch's stubs know only a part of it
 from torchft.process_group import ProcessGroupGloo, create_store_client
@@ -22,6 +22,7 @@ from torchft.process_group import ProcessGroupGloo, create_store_client
 from dilocox.errors import IdentityError
 
 _LONGEST_IDENTITY_WAIT = timedelta(seconds=30)
+_DATA_TAG = 0  # torchft's healing counts from 1
 
 
 class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no stubs
@@ -74,22 +75,29 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
         )
 
     def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
-        """Sends messages[k] to member k and returns recv_bytes[k] bytes from each; uint8, CPU, 1-D."""
-        works, parts = [], []
-        for stream, group in enumerate(self._streams):
-            cuts = [self._cut(message.numel(), stream) for message in messages]
-            received = [stop - start for start, stop in (self._cut(n, stream) for n in recv_bytes)]
-            send = torch.cat(
-                [message[start:stop] for message, (start, stop) in zip(messages, cuts, strict=True)]
-            )
-            output = torch.empty(sum(received), dtype=torch.uint8)
-            if send.numel() + output.numel():
-                sizes = [stop - start for start, stop in cuts]
-                works.append(group.alltoall_base(output, send, received, sizes, AllToAllOptions()))
-            parts.append(torch.split(output, received))
+        """Sends messages[k] to member k and returns recv_bytes[k] bytes from each; uint8, CPU, 1-D.
+
+        All receives are posted before any send. Gloo announces a receive on the connection that carries the
+        data; announced behind a message, it would hold back the other direction until that message is
+        through, and the link would be used one way at a time.
+        """
+        received = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in recv_bytes]
+        streams = list(enumerate(self._streams))
+        works = [
+            group.recv([part], member, _DATA_TAG)
+            for stream, group in streams
+            for member, output in enumerate(received)
+            if (part := self._part(output, stream)).numel()
+        ]
+        works += [
+            group.send([part], member, _DATA_TAG)
+            for stream, group in streams
+            for member, message in enumerate(messages)
+            if (part := self._part(message, stream)).numel()
+        ]
         for work in works:
             work.wait(self._timeout)
-        return [torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)]
+        return received
 
     def abort(self, errored: bool = True) -> None:
         """Breaks off what is running; waiting operations fail at once."""
@@ -98,8 +106,10 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
         self._streams = []
         super().abort(errored)
 
-    def _cut(self, num_bytes: int, stream: int) -> tuple[int, int]:
-        return num_bytes * stream // self._num_streams, num_bytes * (stream + 1) // self._num_streams
+    def _part(self, message: Tensor, stream: int) -> Tensor:
+        """The part of a message that one stream carries; a view."""
+        first, last = (message.numel() * n // self._num_streams for n in (stream, stream + 1))
+        return message[first:last]
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> BaseProcessGroup:
         self._streams = [
