@@ -74,6 +74,7 @@ def sync_line(record: SyncRecord) -> str:
         f" participants {record.num_participants} |"
         f" pseudo-gradient norm {record.pseudo_gradient_norm:.3f} | cosine {cosine} |"
         f" sent {record.payload_bytes_sent / 1e6:.3f} MB | exchange {record.exchange_s:.3f} s |"
+        f" waiting {record.waiting_s:.3f} s |"
         f" blocked {record.blocked_s:.3f} s |{fate}"
     )
 

@@ -43,6 +43,7 @@ class SyncRecord:
         cosine_to_mean: between this island's pseudo-gradient and the islands' mean; None without one.
         payload_bytes_sent: bytes that all ranks of this island handed to the collective.
         exchange_s: seconds from start to the decoded result.
+        waiting_s: the part of them before the first byte: until the others were there too.
         blocked_s: the part of them for which training stood still.
         committed: False = discarded, nothing has reached the weights.
     """
@@ -56,6 +57,7 @@ class SyncRecord:
     cosine_to_mean: float | None
     payload_bytes_sent: int
     exchange_s: float
+    waiting_s: float
     blocked_s: float
     codec: str
     committed: bool

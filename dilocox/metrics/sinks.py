@@ -64,6 +64,7 @@ def scalars_of(record: Record) -> dict[str, float]:
             "sync/num_participants": float(record.num_participants),
             "sync/payload_bytes_sent": float(record.payload_bytes_sent),
             "sync/exchange_s": record.exchange_s,
+            "sync/waiting_s": record.waiting_s,
             "sync/blocked_s": record.blocked_s,
         }
         if record.cosine_to_mean is not None:

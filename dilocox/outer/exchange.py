@@ -56,6 +56,7 @@ class Outcome:
         norm: of this island's pseudo-gradient.
         cosine: between it and the mean; None if it abstained.
         payload_bytes_sent: over all ranks of this island.
+        exchange_s, waiting_s: from start to the result, and to the moment when all islands were there.
         abstained, error: reasons, or None.
         healed: state handed over by another island, or None.
         interval_scale: sync interval over its initial value (adaptive low rank), or None.
@@ -69,6 +70,7 @@ class Outcome:
     cosine: float | None = None
     payload_bytes_sent: int = 0
     exchange_s: float = 0.0
+    waiting_s: float = 0.0
     abstained: str | None = None
     error: str | None = None
     healed: dict[str, Any] | None = None
@@ -136,7 +138,9 @@ class Exchange:
         outcome = Outcome()
         try:
             self._guard(proposal, outcome)
-            self._take_part(proposal, self._open(_complete(proposal, outcome)), outcome)
+            round_ = self._open(_complete(proposal, outcome))
+            outcome.waiting_s = time.perf_counter() - started
+            self._take_part(proposal, round_, outcome)
         except WanError as error:
             outcome.error = str(error)
         outcome.exchange_s = time.perf_counter() - started

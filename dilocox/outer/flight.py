@@ -46,6 +46,7 @@ class Flight:
             cosine_to_mean=outcome.cosine,
             payload_bytes_sent=outcome.payload_bytes_sent,
             exchange_s=outcome.exchange_s,
+            waiting_s=outcome.waiting_s,
             blocked_s=blocked_s,
             codec=codec,
             committed=outcome.committed,

@@ -131,6 +131,7 @@ class GradientAverage(Alone):
                 cosine_to_mean=outcome.cosine,
                 payload_bytes_sent=outcome.payload_bytes_sent,
                 exchange_s=outcome.exchange_s,
+                waiting_s=outcome.waiting_s,
                 blocked_s=outcome.exchange_s,
                 codec="none",
                 committed=True,

@@ -98,6 +98,7 @@ def sync(step, outer_step):
         cosine_to_mean=0.8,
         payload_bytes_sent=PARAMETERS * 4 // 8,
         exchange_s=0.05,
+        waiting_s=0.01,
         blocked_s=0.001,
         codec="int4",
         committed=True,

@@ -74,7 +74,7 @@ def test_sync_line_and_silent_other_ranks(make, capfd):
     make(rank=0).sync(SYNC)
     assert (
         "outer step 1 | fragment 2 | participants 2 | pseudo-gradient norm 0.500 | cosine 0.800 | "
-        "sent 0.001 MB | exchange 2.000 s | blocked 0.500 s |" in capfd.readouterr().err
+        "sent 0.001 MB | exchange 2.000 s | waiting 0.010 s | blocked 0.500 s |" in capfd.readouterr().err
     )
 
 
@@ -131,7 +131,7 @@ def test_failures_are_warnings_and_the_baselines_syncs_are_not_a_line_each(make,
     recorder.event("discard", 2, reason="timeout")
     assert capfd.readouterr().err.splitlines() == [
         "[island 1] outer step 2 | fragment 2 | participants 2 | pseudo-gradient norm 0.500 | cosine 0.800 | "
-        "sent 0.001 MB | exchange 2.000 s | blocked 0.500 s |",
+        "sent 0.001 MB | exchange 2.000 s | waiting 0.010 s | blocked 0.500 s |",
         "[island 1] WARNING: event at iteration 2 | discard | reason timeout |",
     ]
 

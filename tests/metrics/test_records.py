@@ -17,6 +17,7 @@ SYNC = SyncRecord(
     cosine_to_mean=0.8,
     payload_bytes_sent=1000,
     exchange_s=2.0,
+    waiting_s=0.01,
     blocked_s=0.5,
     codec="int4",
     committed=True,
@@ -40,7 +41,7 @@ def test_a_line_reads_back_as_the_record(record):
         (
             SYNC,
             "outer_step fragment num_participants pseudo_gradient_norm cosine_to_mean payload_bytes_sent "
-            "exchange_s blocked_s codec committed inner_step",
+            "exchange_s waiting_s blocked_s codec committed inner_step",
         ),
         (EVAL, "inner_step val_loss"),
         (EVENT, "inner_step event details"),

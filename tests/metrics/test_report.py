@@ -54,6 +54,7 @@ def sync(step):
         cosine_to_mean=-0.5 if step == 20 else 0.5,
         payload_bytes_sent=250,
         exchange_s=0.5,
+        waiting_s=0.01,
         blocked_s=0.1,
         codec="int4",
         committed=True,
