@@ -8,7 +8,8 @@ The link rates follow from the step time measured first, so that the figures mea
 * slow:    one fp32 exchange of the model takes twice as long as H inner steps (blocking: utilisation 0.33);
 * slowest: four times slower still (blocking: 0.11).
 
-On each link the same islands run blocking fp32 DiLoCo and streaming int4, and once without any sync.
+On each link the same islands run blocking fp32 DiLoCo and streaming int4, and once without any sync. The end
+of training waits for what is in flight: `drain_s` is that part of `blocked_s`, once a run however long it is.
 Predicted utilisation is that of `dilocox plan`'s formula: H t / (H t + max(0, T_exchange - overlap)).
 """
 
@@ -41,10 +42,12 @@ STREAMING = {
     "sync_interval": H, "num_fragments": P, "overlap_delay": TAU,
     "codec": "int4", "codec_block_size": 128, "error_feedback": True,
 }  # fmt: skip
+ROUNDS = {"half": (16, 0), "slow": (8, 3), "slowest": (16, 2)}
+"""Outer steps of streaming and of blocking on each link."""
 
 
 def main() -> int:
-    alone = train(None, {"method": "none"}, steps=2 * H)
+    alone = train(None, {"method": "none"}, steps=4 * H)
     step_s, parameters = alone["step_s"], alone["parameters"]
     round_s = H * step_s
     int4_bits, fp32_bits = 4.125 * parameters, 32 * parameters
@@ -56,10 +59,11 @@ def main() -> int:
     rows = {}
     for link, bits_per_s in links.items():
         mbit = bits_per_s / 1e6
-        rows[link] = {"mbit": round(mbit, 2), "streaming": train(mbit, STREAMING, steps=3 * H)}
-        if link != "half":
-            rows[link]["blocking"] = train(mbit, BLOCKING, steps=2 * H if link == "slow" else H)
-        rows[link]["alone"] = train(mbit, {"method": "none"}, steps=2 * H)
+        streaming_rounds, blocking_rounds = ROUNDS[link]
+        rows[link] = {"mbit": round(mbit, 2), "alone": train(mbit, {"method": "none"}, steps=4 * H)}
+        rows[link]["streaming"] = train(mbit, STREAMING, steps=streaming_rounds * H)
+        if blocking_rounds:
+            rows[link]["blocking"] = train(mbit, BLOCKING, steps=blocking_rounds * H)
         for name, sent_bits, window in (("streaming", int4_bits, TAU * P), ("blocking", fp32_bits, 0)):
             if name in rows[link]:
                 hidden_s = min(window * step_s, sent_bits / bits_per_s)
@@ -99,6 +103,7 @@ def train(mbit: float | None, outer: dict, *, steps: int) -> dict:
         ]
     syncs = [line for line in lines if line["kind"] == "sync"]
     steps_s = [line["step_time_s"] for line in lines if line["kind"] == "inner"]
+    drained = [s for s in syncs if outer.get("overlap_delay") and s["inner_step"] == steps]
     return {
         "parameters": summary["parameters"],
         "step_s": statistics.median(steps_s),
@@ -106,6 +111,8 @@ def train(mbit: float | None, outer: dict, *, steps: int) -> dict:
         "utilisation": round(summary["compute_utilisation"], 3),
         "exchange_s": round(sum(s["exchange_s"] for s in syncs), 2),
         "blocked_s": round(sum(s["blocked_s"] for s in syncs), 2),
+        "drain_s": round(sum(s["blocked_s"] for s in drained), 2),
+        "waiting_s": round(sum(s["waiting_s"] for s in syncs), 2),
         "mb_sent": round(summary["wan"]["payload_bytes_sent"] / 1e6, 2),
     }
 
