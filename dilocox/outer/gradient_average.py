@@ -32,7 +32,6 @@ class GradientAverage(Alone):
 
     Args:
         buffers: gives the fp32 gradients of this rank.
-        weights_hash: of the initial weights; compared among the islands at the start.
     """
 
     def __init__(
