@@ -2,6 +2,7 @@
 
     python benchmarks/outer_settings.py sweep      one seed: outer lr and momentum of each delay mode
     python benchmarks/outer_settings.py table      three seeds with the best of each: the table
+    ... sweep --long; ... table --long             blocking against streaming over 60 outer steps
 
 Runs that are already in the results file are not run again. Each run is the whole trainer (Megatron, torchft
 over loopback) on a model of 0.25 M parameters, 600 inner steps of 8 x 64 tokens an island, H = 30 (20 outer
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from provenance import REPOSITORY, provenance
@@ -31,7 +33,7 @@ CONFIG = {
     "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64},
     "parallel": {"num_islands": 2, "ranks_per_island": 1},
     "data": {"data_path": "stdlib", "vocab_size": 512},
-    "inner": {"train_iters": 600, "micro_batch_size": 8, "global_batch_size": 8, "lr": 2e-3, "min_lr": 2e-4,
+    "inner": {"micro_batch_size": 8, "global_batch_size": 8, "lr": 2e-3, "min_lr": 2e-4,
               "lr_warmup_iters": 30},
     "logging": {"log_interval": 100, "eval_iters": 16},
     "run": {"device": "cpu"},
@@ -41,10 +43,10 @@ BLOCKING = {"sync_interval": 30}
 STREAMING = {"sync_interval": 30, "num_fragments": 3, "overlap_delay": 3}
 ROUND_DELAY = {"sync_interval": 30, "overlap_delay": 30}
 INT4 = {"codec": "int4", "error_feedback": True}
-ALPHA_0 = STREAMING | {"mixing_alpha": 0.0}  # islands take the anchor; 0.5 is the paper's
 MODES = {
     "blocking": BLOCKING,
     "streaming": STREAMING,
+    "streaming alpha 0": STREAMING | {"mixing_alpha": 0.0},  # islands take the anchor; 0.5 is the paper's
     "delayed_keep": ROUND_DELAY | {"delay_mode": "delayed_keep"},
     "eager": ROUND_DELAY | {"delay_mode": "eager"},
     "delayed_reset": ROUND_DELAY | {"delay_mode": "delayed_reset"},
@@ -52,11 +54,16 @@ MODES = {
 GRID = {
     "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.3)],
     "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.8)],
+    "streaming alpha 0": [(0.7, 0.6), (1.0, 0.6), (0.7, 0.8), (0.4, 0.9), (1.0, 0.3)],
     "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.6)],
     "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.0)],
     "delayed_reset": [(0.7, 0.9), (0.4, 0.6), (0.2, 0.6), (0.4, 0.3), (0.7, 0.3)],
 }
-GRID_ALPHA_0 = [(0.7, 0.6), (1.0, 0.6), (0.7, 0.8), (0.4, 0.9), (1.0, 0.3)]
+GRID_LONG = {
+    "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6)],
+    "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8)],
+    "streaming alpha 0": [(0.7, 0.6), (0.4, 0.8)],
+}
 SEEDS = (1, 2, 3)
 COMPARISONS = [
     ("blocking, int4 + EF", "blocking, fp32"),
@@ -71,55 +78,80 @@ COMPARISONS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=["sweep", "table"])
-    part = parser.parse_args().part
-    runs = sweep() if part == "sweep" else table()
+    parser.add_argument("--long", action="store_true", help="three times as many steps; fewer settings")
+    arguments = parser.parse_args()
+    study = (
+        Study("outer_settings_long", 1800, GRID_LONG)
+        if arguments.long
+        else Study("outer_settings", 600, GRID)
+    )
+    part = arguments.part
+    runs = study.sweep() if part == "sweep" else study.table()
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"outer_settings_{part}.json"
+    path = RESULTS / f"{study.name}_{part}.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else {}
     for name, (seed, outer) in runs.items():
         if name not in done or done[name]["outer"] != outer:
-            done[name] = {"seed": seed, "outer": outer, **run(seed, outer)}
+            done[name] = {"seed": seed, "outer": outer, **run(seed, outer, study.train_iters)}
             path.write_text(json.dumps({"machine": provenance(), "runs": done}, indent=1) + "\n")
         print(f"{name:48} {done[name]['val_loss']:.4f}", flush=True)
     if part == "table":
-        (RESULTS / "outer_settings.md").write_text(markdown({name: done[name] for name in runs}))
+        (RESULTS / f"{study.name}.md").write_text(
+            markdown({name: done[name] for name in runs}, study.train_iters)
+        )
     return 0
 
 
-def sweep() -> dict[str, tuple[int, dict]]:
-    grid = [(mode, MODES[mode], tried) for mode in GRID for tried in GRID[mode]]
-    grid += [("streaming alpha 0", ALPHA_0, tried) for tried in GRID_ALPHA_0]
-    return {
-        f"{name} lr {lr} momentum {momentum}": (1, outer | {"outer_lr": lr, "outer_momentum": momentum})
-        for name, outer, (lr, momentum) in grid
-    }
+@dataclass(frozen=True)
+class Study:
+    """Runs of one length: a sweep with one seed, and a table with the best of it.
 
+    Attributes:
+        name: of the files below results/.
+        grid: (outer lr, momentum) to try, by delay mode.
+    """
 
-def best(mode: str) -> dict[str, float]:
-    """The settings with the lowest loss of the sweep."""
-    runs = json.loads((RESULTS / "outer_settings_sweep.json").read_text())["runs"]
-    tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
-    return min(tried, key=lambda result: result["val_loss"])["outer"]
+    name: str
+    train_iters: int
+    grid: dict[str, list[tuple[float, float]]]
 
+    def sweep(self) -> dict[str, tuple[int, dict]]:
+        """Run name -> seed and outer section."""
+        return {
+            f"{mode} lr {lr} momentum {momentum}": (
+                1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
+            )
+            for mode, tried in self.grid.items()
+            for lr, momentum in tried
+        }  # fmt: skip
 
-def table() -> dict[str, tuple[int, dict]]:
-    tuned = {mode: best(mode) for mode in MODES}
-    rows: dict[str, dict] = {
-        "data parallel, fp32": {"method": "data_parallel"},
-        "islands alone": {"method": "none"},
-        "blocking, fp32": tuned["blocking"],
-        "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
-        "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
-        "blocking, int4 + EF": tuned["blocking"] | INT4,
-        "streaming, fp32": tuned["streaming"],
-        "streaming, int4 + EF": tuned["streaming"] | INT4,
-        "streaming, int4 + EF, alpha = 0": best("streaming alpha 0") | INT4,
-        "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | {"sync_interval": 15, "overlap_delay": 2},
-        "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
-        "eager, int4 + EF": tuned["eager"] | INT4,
-        "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
-    }
-    return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
+    def best(self, mode: str) -> dict[str, float]:
+        """The settings with the lowest loss of the sweep."""
+        runs = json.loads((RESULTS / f"{self.name}_sweep.json").read_text())["runs"]
+        tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
+        return min(tried, key=lambda result: result["val_loss"])["outer"]
+
+    def table(self) -> dict[str, tuple[int, dict]]:
+        """Run name -> seed and outer section."""
+        tuned = {mode: self.best(mode) for mode in self.grid}
+        rows: dict[str, dict] = {
+            "data parallel, fp32": {"method": "data_parallel"},
+            "islands alone": {"method": "none"},
+            "blocking, fp32": tuned["blocking"],
+            "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
+            "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
+            "blocking, int4 + EF": tuned["blocking"] | INT4,
+            "streaming, fp32": tuned["streaming"],
+            "streaming, int4 + EF": tuned["streaming"] | INT4,
+            "streaming, int4 + EF, alpha = 0": tuned["streaming alpha 0"] | INT4,
+            "streaming, int4 + EF, H = 15": tuned["streaming"]
+            | INT4
+            | {"sync_interval": 15, "overlap_delay": 2},
+        }
+        for mode in ("delayed_keep", "eager", "delayed_reset"):
+            if mode in tuned:
+                rows[f"{mode}, int4 + EF"] = tuned[mode] | INT4
+        return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
 
 
 def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
@@ -129,10 +161,15 @@ def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
     train(config, Place(island, rank, rank, CACHE), resume=False)
 
 
-def run(seed: int, outer: dict) -> dict:
+def run(seed: int, outer: dict, train_iters: int) -> dict:
     """One training run; returns what the table needs of its summary."""
     with tempfile.TemporaryDirectory(prefix="dilocox-bench-") as folder:
-        config = CONFIG | {"outer": outer, "run": {**CONFIG["run"], "seed": seed, "output_dir": folder}}
+        inner = {**CONFIG["inner"], "train_iters": train_iters}
+        config = CONFIG | {
+            "inner": inner,
+            "outer": outer,
+            "run": {**CONFIG["run"], "seed": seed, "output_dir": folder},
+        }
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
         lighthouse = serve_lighthouse("127.0.0.1:0", min_islands=1, grace_s=30)
@@ -150,12 +187,12 @@ def run(seed: int, outer: dict) -> dict:
     }
 
 
-def markdown(runs: dict) -> str:
+def markdown(runs: dict, train_iters: int) -> str:
     groups: dict[str, list[dict]] = {}
     for name, result in runs.items():
         groups.setdefault(name.split(" | ")[0], []).append(result)
     lines = [
-        "# Outer settings at equal tokens",
+        f"# Outer settings at equal tokens: {train_iters} inner steps",
         "",
         "Validation loss in nats a token (spread = half the range over the seeds), and what one run sends.",
         "",
@@ -174,6 +211,8 @@ def markdown(runs: dict) -> str:
     lines += ["", "Differences of means, seed by seed the same data and first weights:", ""]
     means = {row: statistics.mean(r["val_loss"] for r in results) for row, results in groups.items()}
     for mine, other in COMPARISONS:
+        if mine not in means or other not in means:
+            continue
         lines.append(f"* {mine}, against {other}: {means[mine] - means[other]:+.4f}")
     return "\n".join(lines) + "\n"
 
