@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ checkpoint: {save_interval: 50}
 wan: {timeout_s: 60, join_timeout_s: 600}
 """
 
-SLOW = ("inner.train_iters=400", "inner.global_batch_size=32")
+DEMO_SIZE = ("model.num_layers=4", "model.hidden_size=128", "model.seq_length=128", "data.vocab_size=2048")
+"""The model of configs/demo.yaml: 1.1 M parameters."""
+NUM_LONG_STEPS = 300
+LONG = (f"inner.train_iters={NUM_LONG_STEPS}", "inner.global_batch_size=8")
 """Long enough that an island can be away and come back."""
 
 
@@ -35,10 +39,12 @@ class Site:
         self.run_dir = folder / "runs/trial"
         write_trial(folder, SECTIONS)
 
-    def submit(self, site: str, *arguments: str) -> list[int]:
+    def submit(self, site: str, *arguments: str, settings: Sequence[str] = ()) -> list[int]:
         """Returns the job ids in the order of submission."""
         (self.folder / "here.yaml").write_text(site)
         command = [sys.executable, "-m", "dilocox", "submit", "trial.yaml", "--site", "here.yaml", *arguments]
+        for override in (*DEMO_SIZE, *settings):
+            command += ["--set", override]
         environment = self.cluster.environment | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False
@@ -111,12 +117,11 @@ def test_one_allocation_trains_two_islands_of_two_nodes(site):
 
 def test_an_island_requeued_in_mid_run_comes_back_while_the_other_goes_on(site):
     here = "lighthouse: job\nlighthouse_port: 29812\n"
-    overrides = [part for override in SLOW for part in ("--set", override)]
-    lighthouse, stays, leaves = site.submit(here, *overrides)
+    lighthouse, stays, leaves = site.submit(here, settings=LONG)
     site.wait_until("training", lambda: site.inner_step(1) >= 20, stays, leaves)
     site.cluster.run("scontrol", "requeue", str(leaves))
     site.wait_until("its return", lambda: site.events(1).count("join") >= 2, stays, leaves)
-    assert site.inner_step(0) < 400, "the run was too short for this test"
+    assert site.inner_step(0) < NUM_LONG_STEPS, "the run was too short for this test"
     summary = site.finish(stays, leaves)
     assert summary["status"] == "completed"
     assert summary["anchors_identical"] is True
@@ -125,7 +130,7 @@ def test_an_island_requeued_in_mid_run_comes_back_while_the_other_goes_on(site):
     assert "resume" in site.events(1)
     # the other never stopped: one start, every step once, and syncs without the one that was away
     assert site.cluster.details(stays)["Restarts"] == "0"
-    assert [record["inner_step"] for record in site.metrics(0, "inner")] == list(range(1, 401))
+    assert [record["inner_step"] for record in site.metrics(0, "inner")] == list(range(1, NUM_LONG_STEPS + 1))
     assert {record["num_participants"] for record in site.metrics(0, "sync")} == {1, 2}
     site.cluster.run("scancel", str(lighthouse))
 
@@ -144,9 +149,8 @@ def test_jobs_submitted_apart_meet_and_the_first_says_what_it_waits_for(site):
 
 
 def test_scancel_ends_every_process_with_a_checkpoint(site):
-    (job,) = site.submit(
-        "layout: one_allocation\nlighthouse_port: 29814\n", "--set", "inner.train_iters=100000"
-    )
+    here = "layout: one_allocation\nlighthouse_port: 29814\n"
+    (job,) = site.submit(here, settings=["inner.train_iters=100000"])
     site.wait_until("training", lambda: min(site.inner_step(0), site.inner_step(1)) >= 5, job)
     assert len(site.cluster.processes(job)) >= 4
     site.cluster.run("scancel", str(job))
