@@ -26,7 +26,7 @@ wan: {timeout_s: 60, join_timeout_s: 600}
 
 DEMO_SIZE = ("model.num_layers=4", "model.hidden_size=128", "model.seq_length=128", "data.vocab_size=2048")
 """The model of configs/demo.yaml: 1.1 M parameters."""
-NUM_LONG_STEPS = 300
+NUM_LONG_STEPS = 220
 LONG = (f"inner.train_iters={NUM_LONG_STEPS}", "inner.global_batch_size=8")
 """Long enough that an island can be away and come back."""
 
