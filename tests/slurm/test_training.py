@@ -128,10 +128,12 @@ def test_an_island_requeued_in_mid_run_comes_back_while_the_other_goes_on(site):
     # it resumed
     assert site.cluster.details(leaves)["Restarts"] == "1"
     assert "resume" in site.events(1)
-    # the other never stopped: one start, every step once, and syncs without the one that was away
+    # the other never stopped: one start, every step once, and syncs without the one that was away (the sync
+    # in which it left may be discarded)
     assert site.cluster.details(stays)["Restarts"] == "0"
     assert [record["inner_step"] for record in site.metrics(0, "inner")] == list(range(1, NUM_LONG_STEPS + 1))
-    assert {record["num_participants"] for record in site.metrics(0, "sync")} == {1, 2}
+    committed = [record for record in site.metrics(0, "sync") if record["committed"]]
+    assert {record["num_participants"] for record in committed} == {1, 2}
     site.cluster.run("scancel", str(lighthouse))
 
 
