@@ -32,7 +32,7 @@ QUICK: tuple[Check, ...] = (
     machine.shared_file_system,
 )
 """Milliseconds each: nothing leaves this host, no program is started, torch is not imported."""
-SLOW: tuple[Check, ...] = (network.lighthouse, machine.gpu_links)
+SLOW: tuple[Check, ...] = (network.name_lookups, network.lighthouse, machine.gpu_links)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from dilocox.outer.wan.network import family_of, is_loopback, split_host_port
 PORTS_PER_ISLAND = 2
 """The island's store and its membership server, both on the host of its rank 0."""
 MAX_CLOCK_SKEW_S = 5.0
+MAX_NAME_LOOKUP_S = 0.9
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -98,6 +99,27 @@ def ports(host: Host, config: Config | None) -> Iterator[Finding]:
         )
     else:
         yield ok("ports", f"{free} of {last - first + 1} ports of wan.port_range are free; {data}")
+
+
+def name_lookups(host: Host, config: Config | None) -> Iterator[Finding]:
+    """torch asks for the name of every address that it connects to, and waits for the answer."""
+    if config is None or config.parallel.num_islands == 1:
+        return
+    wan = config.wan
+    try:
+        address = resolve_address(wan.interface, wan.advertise_address, wan.lighthouse, network=host.network)
+    except ConfigError:
+        return  # `interface` has said so
+    seconds = host.name_lookup_s(address.local_address)
+    if seconds > MAX_NAME_LOOKUP_S:
+        yield warning(
+            "name lookups",
+            f"the name server took {seconds:.0f} s over {address.local_address}, and torch asks it at every "
+            "connection",
+            "export RES_OPTIONS='timeout:1 attempts:1' in the jobs, or use a name server that answers",
+        )
+    else:
+        yield ok("name lookups", f"answered in {seconds:.1f} s")
 
 
 def lighthouse(host: Host, config: Config | None) -> Iterator[Finding]:

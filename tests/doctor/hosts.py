@@ -54,6 +54,7 @@ def healthy(**planted) -> Host:
         can_bind=lambda port: True,
         reach=lambda host, port, timeout: "open",
         clock_skew_s=lambda host, port: 0.4,
+        name_lookup_s=lambda address: 0.01,
         ephemeral_ports=lambda: (32768, 60999),
     )
     return replace(host, **planted)

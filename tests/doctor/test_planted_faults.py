@@ -120,6 +120,7 @@ FAULTS = {
     ),
     "firewall": ({"reach": lambda *a: "timeout"}, (), "problem", "lighthouse", "open TCP port 29510"),
     "no route": ({"reach": lambda *a: "unreachable"}, (), "problem", "lighthouse", "check the address"),
+    "dead name server": ({"name_lookup_s": lambda a: 10.0}, (), "warning", "name lookups", "RES_OPTIONS"),
     "clock skew": ({"clock_skew_s": lambda *a: -40.0}, (), "warning", "clock", "time synchronisation"),
     "too few GPUs": ({"num_gpus": lambda: 1}, (), "problem", "gpus", "raise parallel.nodes_per_island"),
     "slow GPU links": (
@@ -167,7 +168,7 @@ def test_a_planted_fault_is_found_with_its_advice(tmp_path, name):
 def test_a_healthy_host_has_nothing_to_complain_about(tmp_path):
     findings = [*examine(healthy(), config(tmp_path), QUICK + SLOW)]
     assert {finding.severity for finding in findings} <= {"ok", "note"}, findings
-    assert {"interface", "ports", "lighthouse", "clock", "gpu links", "shared disk"} <= {
+    assert {"interface", "ports", "name lookups", "lighthouse", "clock", "gpu links", "shared disk"} <= {
         f.check for f in findings
     }
 
@@ -188,5 +189,6 @@ def test_the_short_form_asks_nobody_outside(tmp_path):
     def outside(*arguments):
         raise AssertionError("asked outside")
 
-    host = healthy(reach=outside, clock_skew_s=outside, gpu_links=outside, open_file_limit=lambda: (256, 256))
+    questions = dict.fromkeys(("reach", "clock_skew_s", "name_lookup_s", "gpu_links"), outside)
+    host = healthy(**questions, open_file_limit=lambda: (256, 256))
     assert [finding.check for finding in quick_checks(config(tmp_path), host=host)] == ["open files"]
