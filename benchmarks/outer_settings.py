@@ -2,7 +2,7 @@
 
     python benchmarks/outer_settings.py sweep      one seed: outer lr and momentum of each delay mode
     python benchmarks/outer_settings.py table      three seeds with the best of each: the table
-    ... sweep --long; ... table --long             blocking against streaming over 60 outer steps
+    python benchmarks/outer_settings.py long       blocking and streaming again, over 60 outer steps
 
 Runs that are already in the results file are not run again. Each run is the whole trainer (Megatron, torchft
 over loopback) on a model of 0.25 M parameters, 600 inner steps of 8 x 64 tokens an island, H = 30 (20 outer
@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from provenance import REPOSITORY, provenance
@@ -69,6 +68,7 @@ COMPARISONS = [
     ("blocking, int4 + EF", "blocking, fp32"),
     ("streaming, int4 + EF", "streaming, fp32"),
     ("streaming, int4 + EF", "blocking, fp32"),
+    ("blocking, fp32, fragments in turn", "blocking, fp32"),
     ("streaming, int4 + EF", "blocking, fp32, Streaming DiLoCo's"),
     ("streaming, int4 + EF", "blocking, fp32, DiLoCo's settings"),
     ("blocking, fp32", "data parallel, fp32"),
@@ -77,81 +77,61 @@ COMPARISONS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=["sweep", "table"])
-    parser.add_argument("--long", action="store_true", help="three times as many steps; fewer settings")
-    arguments = parser.parse_args()
-    study = LONG if arguments.long else SHORT
-    part = arguments.part
-    runs = study.sweep() if part == "sweep" else study.table()
+    parser.add_argument("part", choices=["sweep", "table", "long"])
+    part = parser.parse_args().part
+    runs = {"sweep": lambda: sweep(GRID), "table": table, "long": lambda: sweep(GRID_LONG)}[part]()
+    train_iters = 1800 if part == "long" else 600
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{study.name}_{part}.json"
+    path = RESULTS / f"outer_settings_{part}.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else {}
     for name, (seed, outer) in runs.items():
         if name not in done or done[name]["outer"] != outer:
-            done[name] = {"seed": seed, "outer": outer, **run(seed, outer, study.train_iters)}
+            done[name] = {"seed": seed, "outer": outer, **run(seed, outer, train_iters)}
             path.write_text(json.dumps({"machine": provenance(), "runs": done}, indent=1) + "\n")
         print(f"{name:48} {done[name]['val_loss']:.4f}", flush=True)
     if part == "table":
-        text = markdown({name: done[name] for name in runs}, study.train_iters)
-        (RESULTS / f"{study.name}.md").write_text(text)
+        (RESULTS / "outer_settings.md").write_text(markdown({name: done[name] for name in runs}))
     return 0
 
 
-@dataclass(frozen=True)
-class Study:
-    """Runs of one length: a sweep with one seed, and a table with the best of it.
-
-    Attributes:
-        name: of the files below results/.
-        grid: (outer lr, momentum) to try, by delay mode.
-    """
-
-    name: str
-    train_iters: int
-    grid: dict[str, list[tuple[float, float]]]
-
-    def sweep(self) -> dict[str, tuple[int, dict]]:
-        """Run name -> seed and outer section."""
-        return {
-            f"{mode} lr {lr} momentum {momentum}": (
-                1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
-            )
-            for mode, tried in self.grid.items()
-            for lr, momentum in tried
-        }  # fmt: skip
-
-    def best(self, mode: str) -> dict[str, float]:
-        """The settings with the lowest loss of the sweep."""
-        runs = json.loads((RESULTS / f"{self.name}_sweep.json").read_text())["runs"]
-        tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
-        return min(tried, key=lambda result: result["val_loss"])["outer"]
-
-    def table(self) -> dict[str, tuple[int, dict]]:
-        """Run name -> seed and outer section."""
-        tuned = {mode: self.best(mode) for mode in self.grid}
-        rows = {
-            "blocking, fp32": tuned["blocking"],
-            "streaming, fp32": tuned["streaming"],
-            "streaming, int4 + EF": tuned["streaming"] | INT4,
-        }
-        if self.grid is GRID:
-            rows |= {
-                "data parallel, fp32": {"method": "data_parallel"},
-                "islands alone": {"method": "none"},
-                "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
-                "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
-                "blocking, int4 + EF": tuned["blocking"] | INT4,
-                "streaming, int4 + EF, alpha = 0": tuned["streaming alpha 0"] | INT4,
-                "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | TWICE_AS_OFTEN,
-                "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
-                "eager, int4 + EF": tuned["eager"] | INT4,
-                "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
-            }
-        return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
+def sweep(grid: dict[str, list[tuple[float, float]]]) -> dict[str, tuple[int, dict]]:
+    """Run name -> seed and outer section."""
+    return {
+        f"{mode} lr {lr} momentum {momentum}": (
+            1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
+        )
+        for mode, tried in grid.items()
+        for lr, momentum in tried
+    }  # fmt: skip
 
 
-SHORT = Study("outer_settings", 600, GRID)
-LONG = Study("outer_settings_long", 1800, GRID_LONG)
+def best(mode: str) -> dict[str, float]:
+    """The settings with the lowest loss of the sweep."""
+    runs = json.loads((RESULTS / "outer_settings_sweep.json").read_text())["runs"]
+    tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
+    return min(tried, key=lambda result: result["val_loss"])["outer"]
+
+
+def table() -> dict[str, tuple[int, dict]]:
+    """Run name -> seed and outer section."""
+    tuned = {mode: best(mode) for mode in MODES}
+    rows: dict[str, dict] = {
+        "data parallel, fp32": {"method": "data_parallel"},
+        "islands alone": {"method": "none"},
+        "blocking, fp32": tuned["blocking"],
+        "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
+        "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
+        "blocking, fp32, fragments in turn": tuned["blocking"] | {"num_fragments": 3},
+        "blocking, int4 + EF": tuned["blocking"] | INT4,
+        "streaming, fp32": tuned["streaming"],
+        "streaming, int4 + EF": tuned["streaming"] | INT4,
+        "streaming, int4 + EF, alpha = 0": tuned["streaming alpha 0"] | INT4,
+        "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | TWICE_AS_OFTEN,
+        "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
+        "eager, int4 + EF": tuned["eager"] | INT4,
+        "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
+    }
+    return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
 
 
 def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
@@ -187,12 +167,12 @@ def run(seed: int, outer: dict, train_iters: int) -> dict:
     }
 
 
-def markdown(runs: dict, train_iters: int) -> str:
+def markdown(runs: dict) -> str:
     groups: dict[str, list[dict]] = {}
     for name, result in runs.items():
         groups.setdefault(name.split(" | ")[0], []).append(result)
     lines = [
-        f"# Outer settings at equal tokens: {train_iters} inner steps",
+        "# Outer settings at equal tokens",
         "",
         "Validation loss in nats a token (spread = half the range over the seeds), and what one run sends.",
         "",
@@ -211,8 +191,6 @@ def markdown(runs: dict, train_iters: int) -> str:
     lines += ["", "Differences of means, seed by seed the same data and first weights:", ""]
     means = {row: statistics.mean(r["val_loss"] for r in results) for row, results in groups.items()}
     for mine, other in COMPARISONS:
-        if mine not in means or other not in means:
-            continue
         lines.append(f"* {mine}, against {other}: {means[mine] - means[other]:+.4f}")
     return "\n".join(lines) + "\n"
 
