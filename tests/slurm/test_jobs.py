@@ -97,6 +97,10 @@ def test_one_allocation_deals_out_nodes_to_islands(run):
     assert "'--bind', '[::]:29777', '--min-islands', '1'" in run.log()
     printed = list(run.folder.glob(f"logs/island_1/job_{job}/n*/**/stdout.log"))
     assert len(printed) == 2
+    # submitted again: nothing is left to do
+    run.finish(run.submit("islands.sbatch", "--nodes=4", NUM_ISLANDS=2, LIGHTHOUSE_PORT=29777))
+    assert "are complete already" in run.log()
+    assert len(run.starts()) == 2
 
 
 def test_nodes_that_cannot_be_dealt_out_are_refused(run):
@@ -182,8 +186,15 @@ def test_a_lighthouse_job_is_found_by_its_file(run, tmp_path):
     run.wait_until("the file to go", lambda: not file.exists())
 
 
-def test_a_failing_rank_fails_the_job_and_ends_the_island(run):
-    job = run.submit("island.sbatch", "--nodes=2", STAND_IN_STEPS="broken")
+@pytest.mark.parametrize(
+    ("script", "options", "settings"),
+    [
+        ("island.sbatch", "--nodes=2", {}),
+        ("islands.sbatch", "--nodes=4", {"NUM_ISLANDS": 2, "LIGHTHOUSE_PORT": 29779}),
+    ],
+)
+def test_a_failing_rank_fails_the_job_and_ends_all_of_it(run, script, options, settings):
+    job = run.submit(script, options, STAND_IN_STEPS="broken", **settings)
     run.cluster.wait_for(job, {"FAILED"}, timeout_s=90)
     assert "ended with code 1" in run.log()
     run.wait_until("the end of all processes", lambda: not run.cluster.processes(job))
