@@ -11,7 +11,7 @@ The link rates follow from a blocking run measured first, so that the figures me
 On each link the same islands run streaming int4, and blocking fp32 DiLoCo on the slow ones; before and after
 the first they run without any sync. The end of training waits for what is in flight: `drain_s` is that part
 of `blocked_s`, once a run however long it is.
-Predicted utilisation is that of `dilocox plan`'s formula: H t / (H t + max(0, T_exchange - overlap)).
+Predicted utilisation is `dilocox plan`'s, with equal fragments.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from dilocox.planning.utilisation import compute_utilisation
 from tests.netns.islands import run_in_box
 from tests.netns.wan_box import WanBox
 
@@ -72,10 +73,19 @@ def main() -> int:
             rows[link]["alone after"] = train(mbit, {"method": "none"}, steps=4 * H)
         if blocking_rounds:
             rows[link]["blocking"] = train(mbit, BLOCKING, steps=blocking_rounds * H)
-        for name, sent_mbit, window in (("streaming", int4_mbit, TAU * P), ("blocking", mbit_s, 0)):
+        for name, sent_mbit, fragments, delay in (
+            ("streaming", int4_mbit, P, TAU),
+            ("blocking", mbit_s, 1, 0),
+        ):
             if name in rows[link]:
-                stalled_s = max(0.0, sent_mbit / mbit - window * round_s / H)
-                rows[link][name]["predicted_utilisation"] = round(round_s / (round_s + stalled_s), 3)
+                predicted = compute_utilisation(
+                    [int(sent_mbit * 1e6 / 8 / fragments)] * fragments,
+                    sync_interval=H,
+                    overlap_delay=delay,
+                    step_time_s=round_s / H,
+                    link_bps=mbit * 1e6,
+                )
+                rows[link][name]["predicted_utilisation"] = round(predicted, 3)
         print(link, json.dumps(rows[link]), flush=True)
     result = {"machine": provenance(), "H": H, "P": P, "tau": TAU, "parameters": parameters, "step_s": step_s}
     RESULTS.mkdir(exist_ok=True)

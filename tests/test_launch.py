@@ -172,6 +172,7 @@ def test_a_killed_torchrun_takes_its_ranks_and_their_helpers_along(tmp_path):
         helpers = []
         while len(helpers) < 4:  # only the first rank of each island writes steps; the others may be behind
             assert run.process.poll() is None
+            time.sleep(0.1)
             children = [child for agent in agents for child in agent.children(recursive=True)]
             helpers = [child for child in children if "sleep" in str(child.cmdline())]
         for agent in agents:

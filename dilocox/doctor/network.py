@@ -8,13 +8,14 @@ from dilocox.config import Config
 from dilocox.doctor.finding import Finding, note, ok, problem, warning
 from dilocox.doctor.host import Host
 from dilocox.errors import ConfigError
-from dilocox.outer.wan.address import parse_port_range, resolve_address
+from dilocox.outer.wan.address import WanAddress, parse_port_range, resolve_address
 from dilocox.outer.wan.network import family_of, is_loopback, split_host_port
 
 PORTS_PER_ISLAND = 2
 """The island's store and its membership server, both on the host of its rank 0."""
 MAX_CLOCK_SKEW_S = 5.0
-MAX_NAME_LOOKUP_S = 0.9
+MAX_NAME_LOOKUP_S = 1.5
+"""Over a dead name server the resolver waits 5 s by default, and 1 s as the advice sets it."""
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -40,9 +41,8 @@ def wan_address(host: Host, config: Config | None) -> Iterator[Finding]:
     """The interface and address that the WAN group would use."""
     if config is None or config.parallel.num_islands == 1:
         return
-    wan = config.wan
     try:
-        address = resolve_address(wan.interface, wan.advertise_address, wan.lighthouse, network=host.network)
+        address = _resolve(host, config)
     except ConfigError as error:
         yield problem("interface", *_split(error))
         return
@@ -105,9 +105,8 @@ def name_lookups(host: Host, config: Config | None) -> Iterator[Finding]:
     """torch asks for the name of every address that it connects to, and waits for the answer."""
     if config is None or config.parallel.num_islands == 1:
         return
-    wan = config.wan
     try:
-        address = resolve_address(wan.interface, wan.advertise_address, wan.lighthouse, network=host.network)
+        address = _resolve(host, config)
     except ConfigError:
         return  # `interface` has said so
     seconds = host.name_lookup_s(address.local_address)
@@ -160,6 +159,11 @@ def clock(skew_s: float | None, other: str) -> Iterator[Finding]:
         )
     else:
         yield ok("clock", f"within {MAX_CLOCK_SKEW_S:.0f} s of {other}")
+
+
+def _resolve(host: Host, config: Config) -> WanAddress:
+    wan = config.wan
+    return resolve_address(wan.interface, wan.advertise_address, wan.lighthouse, network=host.network)
 
 
 def _split(error: ConfigError) -> tuple[str, str]:

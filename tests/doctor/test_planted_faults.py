@@ -173,6 +173,11 @@ def test_a_healthy_host_has_nothing_to_complain_about(tmp_path):
     }
 
 
+def test_who_has_followed_the_advice_on_name_lookups_is_not_warned_again(tmp_path):
+    host = healthy(name_lookup_s=lambda address: 1.01)  # timeout:1 attempts:1, and still no answer
+    assert {f.severity for f in examine(host, config(tmp_path), SLOW)} <= {"ok", "note"}
+
+
 def test_without_a_config_only_the_host_is_checked():
     findings = [*examine(healthy(), None, QUICK + SLOW)]
     assert {finding.check for finding in findings} == {
