@@ -1,12 +1,11 @@
 """Which outer settings lose least? Equal tokens, real text, two islands; every delay mode and codec.
 
-    python benchmarks/outer_settings.py sweep      one seed: outer lr and momentum of each delay mode
-    python benchmarks/outer_settings.py table      three seeds with the best of each: the table
-    python benchmarks/outer_settings.py long       blocking and streaming again, over 60 outer steps
+    python benchmarks/outer_settings.py sweep --interval 100    one seed: outer lr, momentum and alpha
+    python benchmarks/outer_settings.py table --interval 100    three seeds with the best of each: the table
 
 Runs that are already in the results file are not run again. Each run is the whole trainer (Megatron, torchft
-over loopback) on a model of 0.25 M parameters, 600 inner steps of 8 x 64 tokens an island, H = 30 (20 outer
-steps); the islands come from the tests' fork server, which saves the imports.
+over loopback) on a model of 0.25 M parameters, with 8 x 64 tokens an island and inner step, over 20 outer
+steps of H = 30 or 100; the islands come from the tests' fork server, which saves the imports.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from provenance import REPOSITORY, provenance
@@ -37,101 +37,153 @@ CONFIG = {
     "logging": {"log_interval": 100, "eval_iters": 16},
     "run": {"device": "cpu"},
 }  # fmt: skip
-
-BLOCKING = {"sync_interval": 30}
-STREAMING = {"sync_interval": 30, "num_fragments": 3, "overlap_delay": 3}
-ROUND_DELAY = {"sync_interval": 30, "overlap_delay": 30}
-TWICE_AS_OFTEN = {"sync_interval": 15, "overlap_delay": 2}
+OUTER_STEPS = 20
 INT4 = {"codec": "int4", "error_feedback": True}
-MODES = {
-    "blocking": BLOCKING,
-    "streaming": STREAMING,
-    "streaming alpha 0": STREAMING | {"mixing_alpha": 0.0},  # islands take the anchor; 0.5 is the paper's
-    "delayed_keep": ROUND_DELAY | {"delay_mode": "delayed_keep"},
-    "eager": ROUND_DELAY | {"delay_mode": "eager"},
-    "delayed_reset": ROUND_DELAY | {"delay_mode": "delayed_reset"},
-}
-GRID = {
-    "blocking": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.3)],
-    "streaming": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.8)],
-    "streaming alpha 0": [(0.7, 0.6), (1.0, 0.6), (0.7, 0.8), (0.4, 0.9), (1.0, 0.3)],
-    "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.6)],
-    "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.0)],
-    "delayed_reset": [(0.7, 0.9), (0.4, 0.6), (0.2, 0.6), (0.4, 0.3), (0.7, 0.3)],
-}
-GRID_LONG = {
-    "blocking": [(0.7, 0.6), (0.4, 0.8), (0.7, 0.8), (0.4, 0.9)],
-    "streaming": [(0.4, 0.9), (0.7, 0.9), (0.7, 0.8), (0.4, 0.8)],
-}
 SEEDS = (1, 2, 3)
-COMPARISONS = [
-    ("blocking, int4 + EF", "blocking, fp32"),
-    ("streaming, int4 + EF", "streaming, fp32"),
-    ("streaming, int4 + EF", "blocking, fp32"),
-    ("blocking, fp32, fragments in turn", "blocking, fp32"),
-    ("streaming, int4 + EF", "blocking, fp32, Streaming DiLoCo's"),
-    ("streaming, int4 + EF", "blocking, fp32, DiLoCo's settings"),
-    ("blocking, fp32", "data parallel, fp32"),
-]
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How often the islands meet.
+
+    Attributes:
+        interval: H.
+        modes: delay mode -> outer section without lr and momentum.
+        grid: delay mode -> (outer lr, outer momentum) or (outer lr, outer momentum, alpha) to try.
+        sweep_seed: of the sweep; where it is one of SEEDS, the best settings have a little luck in the table.
+    """
+
+    interval: int
+    modes: dict[str, dict]
+    grid: dict[str, list[tuple[float, ...]]]
+    sweep_seed: int
+
+    def result(self, part: str) -> Path:
+        return RESULTS / f"outer_settings_h{self.interval}_{part}.json"
+
+    def best(self, mode: str, alpha: float | None = None) -> dict:
+        """The outer section with the lowest loss of the sweep, among those with this alpha if given."""
+        runs = json.loads(self.result("sweep").read_text())["runs"].values()
+        tried = [
+            run for run in runs if run["mode"] == mode and alpha in (None, run["outer"].get("mixing_alpha"))
+        ]
+        return min(tried, key=lambda run: run["val_loss"])["outer"]
+
+
+OFTEN = Regime(
+    30,
+    {
+        "blocking": {"sync_interval": 30},
+        "streaming": {"sync_interval": 30, "num_fragments": 3, "overlap_delay": 3},
+        "delayed_keep": {"sync_interval": 30, "overlap_delay": 30, "delay_mode": "delayed_keep"},
+        "eager": {"sync_interval": 30, "overlap_delay": 30, "delay_mode": "eager"},
+        "delayed_reset": {"sync_interval": 30, "overlap_delay": 30, "delay_mode": "delayed_reset"},
+    },
+    {
+        "blocking": [
+            (0.7, 0.9), (0.4, 0.9), (0.7, 0.8), (0.4, 0.8), (0.7, 0.6), (1.0, 0.6), (1.0, 0.3), (0.7, 0.3),
+        ],
+        "streaming": [
+            (0.7, 0.9, 0.5), (0.4, 0.9, 0.5), (0.7, 0.8, 0.5), (0.4, 0.8, 0.5), (0.7, 0.6, 0.5),
+            (1.0, 0.6, 0.5), (1.0, 0.8, 0.5), (1.0, 0.3, 0.5),
+            (0.7, 0.6, 0.0), (1.0, 0.6, 0.0), (0.7, 0.8, 0.0), (0.4, 0.9, 0.0), (1.0, 0.3, 0.0),
+        ],
+        "delayed_keep": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.6)],
+        "eager": [(0.7, 0.9), (0.4, 0.9), (0.7, 0.6), (0.4, 0.6), (0.7, 0.3), (1.0, 0.3), (1.0, 0.0)],
+        "delayed_reset": [(0.7, 0.9), (0.4, 0.6), (0.2, 0.6), (0.4, 0.3), (0.7, 0.3)],
+    },
+    sweep_seed=1,
+)  # fmt: skip
+SELDOM = Regime(
+    100,
+    {
+        "blocking": {"sync_interval": 100},
+        "streaming": {"sync_interval": 100, "num_fragments": 4, "overlap_delay": 3},
+        "streaming, long delay": {"sync_interval": 100, "num_fragments": 4, "overlap_delay": 20},
+    },
+    {
+        "blocking": [
+            (0.7, 0.6), (0.7, 0.7), (0.4, 0.8), (0.7, 0.8), (1.0, 0.3), (0.4, 0.9), (0.7, 0.9), (0.7, 0.5),
+        ],
+        "streaming": [
+            (0.7, 0.6, 0.0), (0.7, 0.7, 0.0), (0.4, 0.8, 0.0), (0.7, 0.8, 0.0), (1.0, 0.3, 0.0),
+            (0.7, 0.6, 0.5), (0.7, 0.7, 0.5), (0.4, 0.9, 0.5), (0.7, 0.8, 0.5), (0.7, 0.9, 0.5),
+            (0.7, 0.7, 0.25),
+        ],
+        "streaming, long delay": [
+            (0.7, 0.6, 0.0), (0.7, 0.6, 0.5), (0.7, 0.8, 0.5), (0.4, 0.9, 0.5), (0.7, 0.7, 0.25),
+        ],
+    },
+    sweep_seed=11,
+)  # fmt: skip
+REGIMES = {regime.interval: regime for regime in (OFTEN, SELDOM)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=["sweep", "table", "long"])
-    part = parser.parse_args().part
-    runs = {"sweep": lambda: sweep(GRID), "table": table, "long": lambda: sweep(GRID_LONG)}[part]()
-    train_iters = 1800 if part == "long" else 600
+    parser.add_argument("part", choices=["sweep", "table"])
+    parser.add_argument("--interval", type=int, choices=REGIMES, required=True, help="H")
+    arguments = parser.parse_args()
+    regime = REGIMES[arguments.interval]
+    runs = sweep(regime) if arguments.part == "sweep" else table(regime)
+    path = regime.result(arguments.part)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"outer_settings_{part}.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else {}
-    for name, (seed, outer) in runs.items():
-        if name not in done or done[name]["outer"] != outer:
-            done[name] = {"seed": seed, "outer": outer, **run(seed, outer, train_iters)}
+    for name, run in runs.items():
+        if name not in done or done[name]["outer"] != run["outer"]:
+            done[name] = run | train_both(run["seed"], run["outer"], OUTER_STEPS * regime.interval)
             path.write_text(json.dumps({"machine": provenance(), "runs": done}, indent=1) + "\n")
-        print(f"{name:48} {done[name]['val_loss']:.4f}", flush=True)
-    if part == "table":
-        (RESULTS / "outer_settings.md").write_text(markdown({name: done[name] for name in runs}))
+        print(f"{name:56} {done[name]['val_loss']:.4f}", flush=True)
+    if arguments.part == "table":
+        (RESULTS / "outer_settings.md").write_text(markdown())
     return 0
 
 
-def sweep(grid: dict[str, list[tuple[float, float]]]) -> dict[str, tuple[int, dict]]:
-    """Run name -> seed and outer section."""
-    return {
-        f"{mode} lr {lr} momentum {momentum}": (
-            1, MODES[mode] | {"outer_lr": lr, "outer_momentum": momentum}
-        )
-        for mode, tried in grid.items()
-        for lr, momentum in tried
-    }  # fmt: skip
+def sweep(regime: Regime) -> dict[str, dict]:
+    """Run name -> delay mode, seed and outer section."""
+    runs = {}
+    for mode, tried in regime.grid.items():
+        for lr, momentum, *alpha in tried:
+            outer = regime.modes[mode] | {"outer_lr": lr, "outer_momentum": momentum}
+            name = f"{mode} lr {lr} momentum {momentum}"
+            if alpha:
+                outer["mixing_alpha"] = alpha[0]
+                name += f" alpha {alpha[0]}"
+            runs[name] = {"mode": mode, "seed": regime.sweep_seed, "outer": outer}
+    return runs
 
 
-def best(mode: str) -> dict[str, float]:
-    """The settings with the lowest loss of the sweep."""
-    runs = json.loads((RESULTS / "outer_settings_sweep.json").read_text())["runs"]
-    tried = [result for name, result in runs.items() if name.startswith(f"{mode} lr")]
-    return min(tried, key=lambda result: result["val_loss"])["outer"]
-
-
-def table() -> dict[str, tuple[int, dict]]:
-    """Run name -> seed and outer section."""
-    tuned = {mode: best(mode) for mode in MODES}
-    rows: dict[str, dict] = {
+def table(regime: Regime) -> dict[str, dict]:
+    """Run name -> row, seed and outer section."""
+    tuned = {mode: regime.best(mode) for mode in regime.modes}
+    blocking, streaming = tuned["blocking"], tuned["streaming"]
+    rows = {
         "data parallel, fp32": {"method": "data_parallel"},
         "islands alone": {"method": "none"},
-        "blocking, fp32": tuned["blocking"],
-        "blocking, fp32, DiLoCo's settings": BLOCKING | {"outer_lr": 0.7, "outer_momentum": 0.9},
-        "blocking, fp32, Streaming DiLoCo's": BLOCKING | {"outer_lr": 0.4, "outer_momentum": 0.9},
-        "blocking, fp32, fragments in turn": tuned["blocking"] | {"num_fragments": 3},
-        "blocking, int4 + EF": tuned["blocking"] | INT4,
-        "streaming, fp32": tuned["streaming"],
-        "streaming, int4 + EF": tuned["streaming"] | INT4,
-        "streaming, int4 + EF, alpha = 0": tuned["streaming alpha 0"] | INT4,
-        "streaming, int4 + EF, H = 15": tuned["streaming"] | INT4 | TWICE_AS_OFTEN,
-        "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
-        "eager, int4 + EF": tuned["eager"] | INT4,
-        "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
+        "blocking, fp32": blocking,
+        "blocking, fp32, DiLoCo's settings": blocking | {"outer_lr": 0.7, "outer_momentum": 0.9},
+        "blocking, fp32, Streaming DiLoCo's": blocking | {"outer_lr": 0.4, "outer_momentum": 0.9},
+        "blocking, fp32, fragments in turn": blocking | {"num_fragments": streaming["num_fragments"]},
+        "blocking, int4 + EF": blocking | INT4,
+        "streaming, fp32": streaming,
+        "streaming, int4 + EF": streaming | INT4,
+        "streaming, int4 + EF, alpha = 0.5": regime.best("streaming", 0.5) | INT4,
     }
-    return {f"{row} | seed {seed}": (seed, outer) for row, outer in rows.items() for seed in SEEDS}
+    if regime is SELDOM:
+        long_delay = regime.modes["streaming, long delay"]
+        rows |= {
+            "streaming, int4 + EF, tau = 1": streaming | INT4 | {"overlap_delay": 1},
+            "streaming, int4 + EF, tau = 20": tuned["streaming, long delay"] | INT4,
+            "streaming, int4 + EF, tau = 20, alpha as for 3": streaming | INT4 | long_delay,
+        }
+    else:
+        one_round = ("delayed_keep", "eager", "delayed_reset")
+        rows |= {f"{mode}, int4 + EF": tuned[mode] | INT4 for mode in one_round}
+    return {
+        f"{row} | seed {seed}": {"row": row, "seed": seed, "outer": outer}
+        for row, outer in rows.items()
+        for seed in SEEDS
+    }
 
 
 def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
@@ -141,7 +193,7 @@ def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
     train(config, Place(island, rank, rank, CACHE), resume=False)
 
 
-def run(seed: int, outer: dict, train_iters: int) -> dict:
+def train_both(seed: int, outer: dict, train_iters: int) -> dict:
     """One training run; returns what the table needs of its summary."""
     with tempfile.TemporaryDirectory(prefix="dilocox-bench-") as folder:
         inner = {**CONFIG["inner"], "train_iters": train_iters}
@@ -167,32 +219,55 @@ def run(seed: int, outer: dict, train_iters: int) -> dict:
     }
 
 
-def markdown(runs: dict) -> str:
-    groups: dict[str, list[dict]] = {}
-    for name, result in runs.items():
-        groups.setdefault(name.split(" | ")[0], []).append(result)
+def markdown() -> str:
+    """The tables of all intervals that have been run."""
     lines = [
         "# Outer settings at equal tokens",
         "",
         "Validation loss in nats a token (spread = half the range over the seeds), and what one run sends.",
-        "",
-        f"| setting | lr / momentum | {' | '.join(f'seed {s}' for s in SEEDS)} | mean | spread | MB sent |",
-        "|---|---|" + "---|" * (len(SEEDS) + 3),
+        "Every run has 20 outer steps. Outer lr, momentum and alpha are the best of a sweep, but where a row",
+        "says whose they are.",
     ]
-    for row, results in groups.items():
-        losses = [r["val_loss"] for r in results]
-        outer = results[0]["outer"]
-        tuned = f"{outer['outer_lr']} / {outer['outer_momentum']}" if "outer_lr" in outer else "-"
-        spread = (max(losses) - min(losses)) / 2
-        sent = results[0]["payload_bytes_sent"] / 1e6
-        values = " | ".join(f"{loss:.4f}" for loss in losses)
-        figures = f"{statistics.mean(losses):.4f} | {spread:.4f} | {sent:.2f}"
-        lines.append(f"| {row} | {tuned} | {values} | {figures} |")
-    lines += ["", "Differences of means, seed by seed the same data and first weights:", ""]
-    means = {row: statistics.mean(r["val_loss"] for r in results) for row, results in groups.items()}
-    for mine, other in COMPARISONS:
-        lines.append(f"* {mine}, against {other}: {means[mine] - means[other]:+.4f}")
+    for regime in REGIMES.values():
+        path = regime.result("table")
+        if path.exists():
+            done = json.loads(path.read_text())["runs"]
+            lines += ["", *section(regime, {name: done[name] for name in table(regime)})]
     return "\n".join(lines) + "\n"
+
+
+def section(regime: Regime, runs: dict[str, dict]) -> list[str]:
+    groups: dict[str, list[dict]] = {}
+    for run in runs.values():
+        groups.setdefault(run["row"], []).append(run)
+    seeds = " | ".join(f"seed {seed}" for seed in SEEDS)
+    lines = [
+        f"## H = {regime.interval}, {OUTER_STEPS * regime.interval} inner steps",
+        "",
+        f"| setting | lr / momentum / alpha | tau | {seeds} | mean | spread | to blocking | MB sent |",
+        "|---|---|---|" + "---|" * (len(SEEDS) + 4),
+    ]
+    baseline = mean_loss(groups["blocking, fp32"])
+    for row, results in groups.items():
+        losses = [result["val_loss"] for result in results]
+        outer = results[0]["outer"]
+        tuned = [outer.get(leaf) for leaf in ("outer_lr", "outer_momentum", "mixing_alpha")]
+        figures = [
+            " / ".join(str(value) for value in tuned if value is not None) or "-",
+            str(outer.get("overlap_delay", "-")),
+            *(f"{loss:.4f}" for loss in losses),
+            f"{mean_loss(results):.4f}",
+            f"{(max(losses) - min(losses)) / 2:.4f}",
+            f"{mean_loss(results) - baseline:+.4f}",
+            f"{results[0]['payload_bytes_sent'] / 1e6:.2f}",
+        ]
+        lines.append(f"| {row} | {' | '.join(figures)} |")
+    cost = mean_loss(groups["streaming, int4 + EF"]) - mean_loss(groups["streaming, fp32"])
+    return [*lines, "", f"Streaming, int4 + EF, against streaming, fp32: {cost:+.4f}."]
+
+
+def mean_loss(results: list[dict]) -> float:
+    return statistics.mean(result["val_loss"] for result in results)
 
 
 if __name__ == "__main__":
