@@ -158,27 +158,25 @@ def table(regime: Regime) -> dict[str, dict]:
     tuned = {mode: regime.best(mode) for mode in regime.modes}
     blocking, streaming = tuned["blocking"], tuned["streaming"]
     rows = {
-        "data parallel, fp32": {"method": "data_parallel"},
-        "islands alone": {"method": "none"},
         "blocking, fp32": blocking,
-        "blocking, fp32, DiLoCo's settings": blocking | {"outer_lr": 0.7, "outer_momentum": 0.9},
-        "blocking, fp32, Streaming DiLoCo's": blocking | {"outer_lr": 0.4, "outer_momentum": 0.9},
-        "blocking, fp32, fragments in turn": blocking | {"num_fragments": streaming["num_fragments"]},
         "blocking, int4 + EF": blocking | INT4,
+        "blocking, fp32, fragments in turn": blocking | {"num_fragments": streaming["num_fragments"]},
         "streaming, fp32": streaming,
         "streaming, int4 + EF": streaming | INT4,
         "streaming, int4 + EF, alpha = 0.5": regime.best("streaming", 0.5) | INT4,
     }
     if regime is SELDOM:
-        long_delay = regime.modes["streaming, long delay"]
-        rows |= {
-            "streaming, int4 + EF, tau = 1": streaming | INT4 | {"overlap_delay": 1},
-            "streaming, int4 + EF, tau = 20": tuned["streaming, long delay"] | INT4,
-            "streaming, int4 + EF, tau = 20, alpha as for 3": streaming | INT4 | long_delay,
-        }
+        rows["streaming, int4 + EF, tau = 1"] = streaming | INT4 | {"overlap_delay": 1}
     else:
-        one_round = ("delayed_keep", "eager", "delayed_reset")
-        rows |= {f"{mode}, int4 + EF": tuned[mode] | INT4 for mode in one_round}
+        rows |= {
+            "blocking, fp32, Streaming DiLoCo's": blocking | {"outer_lr": 0.4, "outer_momentum": 0.9},
+            "blocking, fp32, DiLoCo's settings": blocking | {"outer_lr": 0.7, "outer_momentum": 0.9},
+            "delayed_keep, int4 + EF": tuned["delayed_keep"] | INT4,
+            "eager, int4 + EF": tuned["eager"] | INT4,
+            "delayed_reset, int4 + EF": tuned["delayed_reset"] | INT4,
+            "data parallel, fp32": {"method": "data_parallel"},
+            "islands alone": {"method": "none"},
+        }
     return {
         f"{row} | seed {seed}": {"row": row, "seed": seed, "outer": outer}
         for row, outer in rows.items()
