@@ -113,6 +113,9 @@ def events(config: Config) -> Table:
         if found and table.row_count < _MOST_ROWS:
             table.add_row(str(step + 1), "  ".join(found))
     table.caption = f"then every {outer.sync_interval} inner steps; {config.inner.train_iters} in all"
+    if outer.delay_mode == "streaming":
+        dropped = (1 - outer.mixing_alpha) * outer.overlap_delay / outer.sync_interval
+        table.caption += f"; mixing drops {dropped:.1%} of the progress: (1 - alpha) * tau / H"
     return table
 
 
