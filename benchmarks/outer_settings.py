@@ -159,15 +159,19 @@ def table(regime: Regime) -> dict[str, dict]:
     """Run name -> row, seed and outer section."""
     tuned = {mode: regime.best(mode) for mode in regime.modes}
     blocking, streaming = tuned["blocking"], tuned["streaming"]
-    other_alpha = 0.5 - streaming["mixing_alpha"]
     important = {
         "blocking, fp32": blocking,
         "streaming, fp32": streaming,
         "streaming, int4 + EF": streaming | INT4,
     }
-    others = {f"streaming, int4 + EF, alpha = {other_alpha}": regime.best("streaming", other_alpha) | INT4}
-    if regime is OFTEN:
-        others |= {
+    if regime is SELDOM:
+        often = OFTEN.best("streaming")
+        tuned_often = {leaf: often[leaf] for leaf in ("outer_lr", "outer_momentum", "mixing_alpha")}
+        important["streaming, int4 + EF, best of H = 30"] = streaming | tuned_often | INT4
+        others = {}
+    else:
+        others = {
+            "streaming, int4 + EF, alpha = 0.5": regime.best("streaming", 0.5) | INT4,
             "streaming, int4 + EF, tau = 1": streaming | INT4 | {"overlap_delay": 1},
             "blocking, int4 + EF": blocking | INT4,
             "blocking, fp32, fragments in turn": blocking | {"num_fragments": streaming["num_fragments"]},
