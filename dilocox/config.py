@@ -157,7 +157,7 @@ class OuterConfig(Section):
     """tau: inner steps from start to apply. 0 = blocking; up to H/P."""
     delay_mode: Literal["blocking", "streaming", "delayed_keep", "eager", "delayed_reset"] | None = None
     """Default: blocking for tau = 0, streaming for 0 < tau < H/P, delayed_keep for tau = H/P."""
-    mixing_alpha: Fraction = 0.5
+    mixing_alpha: Fraction = 0.0
     """streaming: weight of the local value when applying (0 = take the global one)."""
     codec: CodecName = "none"
     """How a pseudo-gradient crosses the WAN; none = fp32."""

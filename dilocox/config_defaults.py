@@ -23,11 +23,12 @@ class OuterDefaults(NamedTuple):
     momentum: float
 
 
-# Best of the sweep in benchmarks/results/outer_settings_sweep.json (20 outer steps from scratch). Long runs
-# with blocking syncs were published with 0.7/0.9 (DiLoCo, 2311.08105), with streaming 0.4/0.9 (2501.18512).
+# Best of the sweep in benchmarks/results/outer_settings_h30_sweep.json (20 outer steps from scratch), for
+# streaming with mixing_alpha 0. Long runs were published with 0.7/0.9 and blocking syncs (DiLoCo, 2311.08105)
+# and with 0.4/0.9 and alpha 0.5 for streaming (2501.18512).
 OUTER_DEFAULTS: dict[DelayMode, OuterDefaults] = {
     "blocking": OuterDefaults(0.7, 0.6),
-    "streaming": OuterDefaults(0.4, 0.9),
+    "streaming": OuterDefaults(0.7, 0.6),
     "delayed_keep": OuterDefaults(0.7, 0.6),
     "eager": OuterDefaults(1.0, 0.3),
     "delayed_reset": OuterDefaults(0.4, 0.6),  # 0.7/0.9 diverges with a whole round of delay

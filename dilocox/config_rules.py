@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dilocox.config import Config
+from dilocox.config import Config, OuterConfig
 from dilocox.rules import data, inner, island, outer, wan
+
+MOST_DROPPED = 0.1
+"""Share of the progress from which on `streaming` with alpha 0 loses more than with alpha 0.5
+(benchmarks/results/outer_settings_h100_sweep.json)."""
 
 
 def check(config: Config) -> None:
@@ -48,6 +52,11 @@ def check(config: Config) -> None:
         rule(config)
 
 
+def dropped_share(outer: OuterConfig) -> float:
+    """Share of the islands' progress that `streaming` overwrites when it applies: (1 - alpha) * tau / H."""
+    return (1 - outer.mixing_alpha) * outer.overlap_delay / outer.sync_interval
+
+
 def hints(config: Config) -> list[str]:
     """What is allowed but may surprise; one sentence each, for the log and `plan`."""
     sync, iters = config.outer, config.inner.train_iters
@@ -56,6 +65,12 @@ def hints(config: Config) -> list[str]:
         found.append(
             f"inner.train_iters = {iters} is not a multiple of outer.sync_interval = {sync.sync_interval}: "
             "the steps after a fragment's last sync never reach the anchor"
+        )
+    if sync.delay_mode == "streaming" and (dropped := dropped_share(sync)) > MOST_DROPPED:
+        found.append(
+            f"outer.mixing_alpha = {sync.mixing_alpha:g} with overlap_delay = {sync.overlap_delay} and "
+            f"sync_interval = {sync.sync_interval} drops {dropped:.0%} of the islands' progress; shorten the "
+            "delay, lengthen the interval, or keep a part with mixing_alpha 0.5"
         )
     if sync.delay_mode == "delayed_reset":
         found.append(

@@ -18,6 +18,7 @@ from dilocox.checkpoint import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
 from dilocox.config import Config
 from dilocox.config_load import fingerprint
+from dilocox.config_rules import hints
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.errors import ConfigError
@@ -182,6 +183,8 @@ class Run:
             self.inner_step = position
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
         self.recorder.event("start", self.inner_step, parameters=parameters)
+        for hint in hints(self.config):
+            self.recorder.event("note", self.inner_step, text=hint)
         if self.inner_step == 0:
             self.evaluate()
         self.throughput.start()

@@ -51,9 +51,9 @@ def test_every_preset_has_the_size_in_its_name_and_can_be_planned(name, expected
     assert max(map(len, printed.splitlines())) <= 120
 
 
-@pytest.mark.parametrize(("alpha", "dropped"), [(0.0, "15.0%"), (0.5, "7.5%")])
+@pytest.mark.parametrize(("alpha", "dropped"), [(0.0, "10.0%"), (0.5, "5.0%")])
 def test_the_plan_says_what_mixing_drops(alpha, dropped, capsys):
-    """The demo applies a fragment 3 inner steps after its start, every 20."""
+    """The demo applies a fragment 2 inner steps after its start, every 20."""
     assert main(["plan", str(CONFIGS / "demo.yaml"), "--set", f"outer.mixing_alpha={alpha}"]) == 0
     assert f"mixing drops {dropped} of the progress" in capsys.readouterr().out
     blocking = ["--set", "outer.overlap_delay=0"]

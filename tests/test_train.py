@@ -5,6 +5,9 @@ import json
 import pytest
 import torch
 
+from dilocox.config_load import load_config
+from dilocox.config_rules import hints
+from dilocox.metrics.jsonl import read_records
 from tests.training import train, write_run
 
 TWO_OUTER_STEPS = {"method": "diloco", "sync_interval": 10}
@@ -58,6 +61,14 @@ def test_seeds(one_rank, tmp_path):
     path = write_run(tmp_path, outer=TWO_OUTER_STEPS)
     assert losses_of(train(path)) == losses
     assert losses_of(train(path, "run.seed=2", "run.name=other"))[0] != losses[0]
+
+
+def test_what_may_surprise_is_said_in_the_record_of_the_run(tmp_path):
+    path = write_run(tmp_path, inner={"train_iters": 2}, outer={"sync_interval": 10})
+    train(path)
+    records = read_records(tmp_path / "runs" / "test" / "island_0" / "metrics.jsonl")
+    notes = [record.details["text"] for record in records if getattr(record, "event", None) == "note"]
+    assert notes == hints(load_config(path)) != []
 
 
 def test_outer_sgd_with_lr_1_changes_nothing(one_rank, tmp_path):
@@ -139,7 +150,7 @@ def replicas(run):
 def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
     """TP=2, PP=2, tied embeddings, int4, error feedback, two islands, 20 outer steps."""
     path = write_run(tmp_path, inner={"train_iters": 40})
-    outer = ["sync_interval=2", "num_fragments=1", "overlap_delay=1", "codec=int4", "error_feedback=true"]
+    outer = ["sync_interval=2", "overlap_delay=1", "mixing_alpha=0.5", "codec=int4", "error_feedback=true"]
     settings = [*LAYOUTS["TP2xPP2"], "parallel.num_islands=2", *(f"outer.{setting}" for setting in outer)]
     answers = train(path, *settings, job=replicas)
     ranks = [[answer for _, answer in island] for island in answers]
@@ -164,7 +175,8 @@ def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
 def test_resumed_equals_uninterrupted(stop, tmp_path):
     """Stopped in the delay window of a fragment, and right after an outer step."""
     path = write_run(tmp_path, inner={"train_iters": 16})
-    outer = ["sync_interval=8", "num_fragments=2", "overlap_delay=2", "codec=int4", "error_feedback=true"]
+    outer = ["sync_interval=8", "num_fragments=2", "overlap_delay=2", "mixing_alpha=0.5"]
+    outer += ["codec=int4", "error_feedback=true"]
     settings = ["parallel.num_islands=2", *(f"outer.{setting}" for setting in outer)]
     whole = train(path, *settings, "run.name=whole")
     train(path, *settings, f"run.exit_interval={stop}")

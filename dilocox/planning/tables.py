@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from dilocox.config import Config, OuterConfig
+from dilocox.config_rules import dropped_share
 from dilocox.outer.schedule import Schedule
 from dilocox.planning.memory import Memory, rank_memory
 from dilocox.planning.traffic import HostTraffic, Traffic, island_outer_step_bytes
@@ -114,8 +115,8 @@ def events(config: Config) -> Table:
             table.add_row(str(step + 1), "  ".join(found))
     table.caption = f"then every {outer.sync_interval} inner steps; {config.inner.train_iters} in all"
     if outer.delay_mode == "streaming":
-        dropped = (1 - outer.mixing_alpha) * outer.overlap_delay / outer.sync_interval
-        table.caption += f"; mixing drops {dropped:.1%} of the progress: (1 - alpha) * tau / H"
+        dropped = f"{dropped_share(outer):.1%}"
+        table.caption += f"; mixing drops {dropped} of the progress: (1 - alpha) * tau / H"
     return table
 
 
