@@ -64,7 +64,7 @@ def test_seeds(one_rank, tmp_path):
 
 
 def test_what_may_surprise_is_said_in_the_record_of_the_run(tmp_path):
-    path = write_run(tmp_path, inner={"train_iters": 2}, outer={"sync_interval": 10})
+    path = write_run(tmp_path, inner={"train_iters": 4}, outer={"sync_interval": 3})
     train(path)
     records = read_records(tmp_path / "runs" / "test" / "island_0" / "metrics.jsonl")
     notes = [record.details["text"] for record in records if getattr(record, "event", None) == "note"]

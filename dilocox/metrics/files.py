@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import uuid4
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -25,7 +25,7 @@ def island_ids(run_dir: Path) -> list[int]:
 def write_atomic(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")  # islands on other hosts write it too
     temporary.write_text(text)
     temporary.replace(path)
 

@@ -152,7 +152,8 @@ def merge(
 ) -> dict[str, object]:
     """Writes the run's `summary.json` from the islands' and returns it.
 
-    Each island calls it at its end, so the last one leaves the full picture.
+    Each island calls it at its end. Two of them may do so at once and the one that has read less may write
+    last, so whoever writes looks again: the last write then holds everything that was there.
 
     Args:
         missing_status: what became of islands without a summary; a launcher knows more than `running`.
@@ -161,9 +162,20 @@ def merge(
     Raises:
         FileNotFoundError: no island has ended with a summary.
     """
-    islands = read_island_summaries(run_dir)
-    if not islands:
+    merged: dict[str, object] = {}
+    islands: list[IslandSummary] = []
+    while (found := read_island_summaries(run_dir)) != islands:
+        islands = found
+        merged = _complete(islands, missing_status, failed_islands)
+        write_json(run_dir / SUMMARY, merged)
+    if not merged:
         raise FileNotFoundError(f"no island summary below {run_dir}")
+    return merged
+
+
+def _complete(
+    islands: list[IslandSummary], missing_status: Status, failed_islands: Collection[int]
+) -> dict[str, object]:
     merged = _merged(islands)
     missing = sorted(set(range(islands[0].num_islands)) - {island.island_id for island in islands})
     statuses = {island.status for island in islands}
@@ -176,7 +188,6 @@ def merge(
         "missing_islands": missing,
         "failed_islands": sorted(failed_islands),
     }
-    write_json(run_dir / SUMMARY, merged)
     return merged
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox.config import Config
+from dilocox.metrics.files import write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.records import EvalRecord, EventRecord
 from dilocox.metrics.summary import (
@@ -144,6 +145,24 @@ def test_status(tmp_path, statuses, options, verdict):
 def test_a_diverged_loss_is_null_not_nan(tmp_path):
     result = merged(tmp_path, make(0, val_loss=None), make(1, val_loss=None))
     assert result["val_loss"] is None and result["val_perplexity"] is None
+
+
+def test_an_island_that_ends_while_another_merges_is_not_lost(tmp_path, monkeypatch):
+    """Island 0 has read its own summary only, and writes after island 1 has written the full picture."""
+    written = []
+
+    def write_late(path, value):
+        if not written:
+            written.append(value)
+            merged(tmp_path, make(1))
+        write_json(path, value)
+
+    write_island_summary(tmp_path, make(0))
+    monkeypatch.setattr("dilocox.metrics.summary.write_json", write_late)
+    result = merge(tmp_path)
+    assert written[0]["failures"]["missing_islands"] == [1]
+    assert result["failures"]["missing_islands"] == [] and result["anchors_identical"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == result
 
 
 def test_nothing_to_merge(tmp_path):
