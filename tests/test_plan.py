@@ -55,7 +55,7 @@ def test_every_preset_has_the_size_in_its_name_and_can_be_planned(name, expected
 def test_the_plan_says_what_mixing_drops(alpha, dropped, capsys):
     """The demo applies a fragment 2 inner steps after its start, every 20."""
     assert main(["plan", str(CONFIGS / "demo.yaml"), "--set", f"outer.mixing_alpha={alpha}"]) == 0
-    assert f"mixing drops {dropped} of the progress" in capsys.readouterr().out
+    assert f"mixing drops {dropped} of the progress: (1 - alpha) * tau / H" in capsys.readouterr().out
     blocking = ["--set", "outer.overlap_delay=0"]
     assert main(["plan", str(CONFIGS / "demo.yaml"), *blocking]) == 0
     assert "mixing drops" not in capsys.readouterr().out

@@ -117,6 +117,7 @@ def events(config: Config) -> Table:
     if outer.delay_mode == "streaming":
         dropped = f"{dropped_share(outer):.1%}"
         table.caption += f"; mixing drops {dropped} of the progress: (1 - alpha) * tau / H"
+        table.min_width = len(table.caption)  # keeps it on one line
     return table
 
 
