@@ -1,11 +1,12 @@
 """Which outer settings lose least? Equal tokens, real text, two islands; every delay mode and codec.
 
     python benchmarks/outer_settings.py sweep --interval 100    one seed: outer lr, momentum and alpha
-    python benchmarks/outer_settings.py table --interval 100    three seeds with the best of each: the table
+    python benchmarks/outer_settings.py table --interval 100    the best of each on several seeds: the table
 
-Runs that are already in the results file are not run again. Each run is the whole trainer (Megatron, torchft
-over loopback) on a model of 0.25 M parameters, with 8 x 64 tokens an island and inner step, over 20 outer
-steps of H = 30 or 100; the islands come from the tests' fork server, which saves the imports.
+Runs that are already in the results file are not run again; `machine` there is that of the newest run. Each
+is the whole trainer (Megatron, torchft over loopback) on a model of 0.25 M parameters, with 8 x 64 tokens an
+island and inner step, over 20 outer steps of H = 30 or 100; the islands come from the tests' fork server,
+which saves the imports.
 """
 
 from __future__ import annotations
