@@ -61,7 +61,7 @@ class BlockCodec(Codec):
     def reseed(self, seed: int) -> None:
         """See `Codec.reseed`."""
         if self._noise is not None:
-            self._noise.generator.manual_seed(seed)
+            self._noise.reseed(seed)
 
     def _regions(self, message: Tensor, flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(rows, their scales, their payload): the whole blocks of each tensor, then its short last block."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _LANES = 4
-"""16-bit numbers in one draw of 64 bits: four times fewer draws, and 2^-17 is far below a rounding step."""
+"""16-bit numbers in one draw of 64 bits: four times fewer draws, and 2^-16 is far below a rounding step."""
+_ODD = np.uint64(0x0001_0001_0001_0001)
+"""The lowest bit of each lane."""
 
 
 class Noise:
@@ -20,11 +23,14 @@ class Noise:
     """
 
     def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Starts anew, as if made with this seed."""
+        self._bits = np.random.SFC64(seed)  # half the time of torch's Mersenne twister
 
     def draw(self, numel: int) -> Tensor:
         """Returns: fp32 [numel] on the CPU. Draws in multiples of 4 continue each other exactly."""
-        lanes = torch.empty(-(-numel // _LANES), dtype=torch.int64)
-        lanes.random_(-(2**63), None, generator=self.generator)
-        # k in -2^15 .. 2^15 - 1: (k + 1/2) / 2^16 has mean 0.
-        return lanes.view(torch.int16)[:numel].to(torch.float32).add_(0.5).mul_(2.0**-16)
+        lanes = self._bits.random_raw(-(-numel // _LANES))
+        lanes |= _ODD  # odd numbers between -2^15 and 2^15 have mean 0
+        return torch.from_numpy(lanes.view(np.int16))[:numel].to(torch.float32).mul_(2.0**-16)
