@@ -27,10 +27,10 @@ import torch  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from provenance import provenance  # noqa: E402
 
-from dilocox.config import Config  # noqa: E402
-from dilocox.config_defaults import resolve  # noqa: E402
-from dilocox.inner.loop import Inner, _forward_step  # noqa: E402
-from dilocox.model import build_model  # noqa: E402
+from dilocox.config.defaults import resolve  # noqa: E402
+from dilocox.config.schema import Config  # noqa: E402
+from dilocox.inner.model import build_model  # noqa: E402
+from dilocox.inner.step import Inner, _forward_step  # noqa: E402
 from dilocox.topology import Topology  # noqa: E402
 
 VOCAB_SIZE = 2048

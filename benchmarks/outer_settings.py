@@ -23,7 +23,7 @@ from provenance import REPOSITORY, provenance
 
 sys.path.insert(0, str(REPOSITORY))
 
-from dilocox.config_load import load_config
+from dilocox.config.load import load_config
 from dilocox.outer.wan.membership import serve_lighthouse
 from tests.distributed.forkserver import run_islands
 

@@ -31,7 +31,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from dilocox.planning.utilisation import compute_utilisation
+from dilocox.plan.utilisation import compute_utilisation
 from tests.netns.islands import run_in_box
 from tests.netns.wan_box import WanBox
 

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from dilocox.config import RunConfig
+from dilocox.config.schema import RunConfig
+from dilocox.cpu_backend import CpuStandIn
 from dilocox.errors import ConfigError
-from dilocox.megatron_on_cpu import CpuStandIn
 from dilocox.topology import Coordinate, Topology
 
 GROUP_TIMEOUT = timedelta(minutes=10)

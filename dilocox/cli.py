@@ -19,12 +19,12 @@ from dilocox.errors import ConfigError, DilocoxError
 
 # command -> (module with add_arguments(parser) and main(args) -> exit code, help)
 _MODULES = {
-    "launch": ("dilocox.launch", "run all islands on this machine"),
-    "preprocess": ("dilocox.data.preprocess", "turn text or JSONL into Megatron .bin/.idx"),
-    "plan": ("dilocox.plan", "show groups, fragments, bytes and predicted utilisation; no torch"),
-    "report": ("dilocox.metrics.report", "figures and one HTML page for a run"),
+    "launch": ("dilocox.launch.command", "run all islands on this machine"),
+    "preprocess": ("dilocox.data.preprocess.command", "turn text or JSONL into Megatron .bin/.idx"),
+    "plan": ("dilocox.plan.command", "show groups, fragments, bytes and predicted utilisation; no torch"),
+    "report": ("dilocox.report.command", "figures and one HTML page for a run"),
     "doctor": ("dilocox.doctor", "check what goes wrong first"),
-    "submit": ("dilocox.submit", "write and submit sbatch files for a site"),
+    "submit": ("dilocox.submit.command", "write and submit sbatch files for a site"),
 }
 
 
@@ -76,7 +76,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from dilocox.config_load import load_config
+    from dilocox.config.load import load_config
 
     config = load_config(args.config, args.set)
     rank, world_size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
@@ -94,7 +94,7 @@ def _train(args: argparse.Namespace) -> int:
         from dilocox.doctor import warn
 
         warn(config)
-    from dilocox.launcher.tether import tie_to_parent
+    from dilocox.pdeathsig import tie_to_parent
 
     tie_to_parent(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves
     from dilocox.backend import quiet_third_parties
@@ -126,7 +126,7 @@ def _add_lighthouse(parser: argparse.ArgumentParser) -> None:
 def _lighthouse(args: argparse.Namespace) -> int:
     if args.min_islands < 1:
         raise ConfigError("--min-islands", args.min_islands, "must be at least 1")
-    from dilocox.outer.wan.network import bracketed
+    from dilocox.net import bracketed
 
     host = args.bind.rpartition(":")[0].strip("[]")
     from dilocox.outer.wan.membership import serve_lighthouse

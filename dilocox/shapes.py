@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from dilocox.config import ModelConfig, ParallelConfig
+from dilocox.config.schema import ModelConfig, ParallelConfig
 
 Role = Literal["embedding", "layer", "head"]
 

@@ -7,7 +7,7 @@ import signal
 import time
 from types import FrameType
 
-from dilocox.config import RunConfig
+from dilocox.config.schema import RunConfig
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dilocox.config import ParallelConfig
+from dilocox.config.schema import ParallelConfig
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dilocox import backend, checkpoint_files
-from dilocox.checkpoint import Checkpoints, Loaded, TrainState
+from dilocox import backend
+from dilocox.checkpoint import files as checkpoint_files
+from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
-from dilocox.config import Config
-from dilocox.config_load import fingerprint
-from dilocox.config_rules import hints
+from dilocox.config.check import hints
+from dilocox.config.load import fingerprint
+from dilocox.config.schema import Config
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.errors import ConfigError
-from dilocox.inner.loop import Inner, InnerReport
 from dilocox.inner.master_weights import MasterWeights
+from dilocox.inner.model import build_model
+from dilocox.inner.step import Inner, InnerReport
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord
 from dilocox.metrics.summary import Status
 from dilocox.metrics.throughput import Throughput
-from dilocox.model import build_model
 from dilocox.outer.build import build_level2
 from dilocox.outer.schedule import EventKind
 from dilocox.shapes import count_parameters, stage_parameters

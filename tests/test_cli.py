@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dilocox.cli import main
-from tests.invalid_configs import INVALID
+from tests.config.invalid_configs import INVALID
 
 COMMANDS = ["launch", "train", "plan", "report", "doctor", "submit", "lighthouse", "preprocess"]
 

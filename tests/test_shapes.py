@@ -2,8 +2,8 @@
 
 import pytest
 
-from dilocox.config import Config, ModelConfig, ParallelConfig, RunConfig
-from dilocox.config_defaults import resolve
+from dilocox.config.defaults import resolve
+from dilocox.config.schema import Config, ModelConfig, ParallelConfig, RunConfig
 from dilocox.shapes import all_parameters, count_parameters, padded_vocab_size, stage_layers, stage_parameters
 from tests.distributed.forkserver import run_ranks
 
@@ -36,8 +36,8 @@ def config_of(model, tp=1, pp=1):
 def built_shapes(rank, config):
     """Names and shapes of the parameters that megatron-core builds on this rank."""
     from dilocox.backend import choose_backend, init_island
-    from dilocox.model import build_model
-    from dilocox.parameters import named_global_parameters
+    from dilocox.inner.model import build_model
+    from dilocox.inner.names import named_global_parameters
     from dilocox.topology import Topology
 
     topology = Topology.from_config(config.parallel)

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from dilocox.config_load import load_config
-from dilocox.config_rules import hints
+from dilocox.config.check import hints
+from dilocox.config.load import load_config
 from dilocox.metrics.jsonl import read_records
 from tests.training import train, write_run
 
@@ -140,7 +140,7 @@ def test_data_parallel_islands_equal_one_island_with_twice_the_batch(tmp_path):
 
 def replicas(run):
     """Anchors by name, and this rank's copies of what Megatron keeps more than once."""
-    from dilocox.parameters import named_global_parameters
+    from dilocox.inner.names import named_global_parameters
 
     anchors = {p.name: a.clone() for p, a in zip(run.masters.pieces, run.outer.anchors(), strict=True)}
     copies = {n: p.detach().clone() for n, p in named_global_parameters(run.inner.model).items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dilocox.config_load import load_config
+from dilocox.config.load import load_config
 from tests.data.pairs import write_pair
 from tests.distributed.forkserver import run_islands
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dilocox.data import preprocess
+from dilocox.data.preprocess import command as preprocess
 from dilocox.errors import DilocoxError
 
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dilocox.data.documents import RawDocument
-from dilocox.data.encode import EncodeJob, encode_documents
-from dilocox.data.pair_writer import PairWriter, PendingFiles, token_dtype
+from dilocox.data.preprocess.documents import RawDocument
+from dilocox.data.preprocess.encode import EncodeJob, encode_documents
+from dilocox.data.preprocess.pair_writer import PairWriter, PendingFiles, token_dtype
+from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import TokenizerSpec
-from dilocox.data.train_tokenizer import train_sentencepiece
 from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
 

@@ -15,7 +15,7 @@ from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from torch import Tensor
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.data.resolve import ResolvedData
 from dilocox.data.sample_set import SampleSet, build_index, check_size, load
 from dilocox.errors import DataError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dilocox.config import Config, DataConfig
+from dilocox.config.schema import Config, DataConfig
 from dilocox.data.corpus import prepare_stdlib
 from dilocox.data.pair import PairInfo, inspect_pair
 from dilocox.data.tokenizer import Tokenizer, TokenizerSpec

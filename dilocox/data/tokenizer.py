@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dilocox.config import DataConfig
+from dilocox.config.schema import DataConfig
 from dilocox.errors import ConfigError
 
 _SPACE_MARK = "\u2581"

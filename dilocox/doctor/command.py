@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dilocox.config import Config
-from dilocox.config_load import load_config
+from dilocox.config.load import load_config
+from dilocox.config.schema import Config
 from dilocox.doctor import machine, network, probe, software
 from dilocox.doctor.finding import Finding, ok, problem
 from dilocox.doctor.host import Host, this_host
 from dilocox.errors import ConfigError
-from dilocox.outer.wan.network import bracketed, split_host_port
+from dilocox.net import bracketed, split_host_port
 
 Check = Callable[[Host, Config | None], Iterable[Finding]]
 

@@ -22,8 +22,8 @@ from typing import Literal
 
 import psutil
 
+from dilocox.net import Network, system_network
 from dilocox.outer.wan.address import is_port_free
-from dilocox.outer.wan.network import Network, system_network
 
 Reach = Literal["open", "refused", "timeout", "unreachable"]
 _COMMAND_TIMEOUT_S = 10

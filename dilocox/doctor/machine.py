@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.doctor.finding import Finding, note, ok, problem, warning
 from dilocox.doctor.host import Host
 from dilocox.shapes import count_parameters

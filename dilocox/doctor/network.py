@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.doctor.finding import Finding, note, ok, problem, warning
 from dilocox.doctor.host import Host
 from dilocox.errors import ConfigError
+from dilocox.net import family_of, is_loopback, split_host_port
 from dilocox.outer.wan.address import WanAddress, parse_port_range, resolve_address
-from dilocox.outer.wan.network import family_of, is_loopback, split_host_port
 
 PORTS_PER_ISLAND = 2
 """The island's store and its membership server, both on the host of its rank 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.doctor.finding import Finding, ok, problem, warning
 from dilocox.doctor.host import Host
 

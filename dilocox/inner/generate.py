@@ -12,8 +12,8 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from torch import Tensor
 
 from dilocox.data.tokenizer import Tokenizer
-from dilocox.inner.loop import Inner
-from dilocox.parameters import unwrap
+from dilocox.inner.names import unwrap
+from dilocox.inner.step import Inner
 from dilocox.topology import Coordinate
 
 

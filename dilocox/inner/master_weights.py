@@ -14,11 +14,11 @@ from megatron.core.optimizer.optimizer import FP32Optimizer
 from torch import Tensor
 
 from dilocox.backend import Island
-from dilocox.initial_weights import EMBEDDING, TIED_OUTPUT
+from dilocox.inner.initial_weights import EMBEDDING, TIED_OUTPUT
 from dilocox.inner.masters import Master, find_masters
-from dilocox.optimizer_state import single
-from dilocox.parameters import is_tensor_parallel, layer_of, named_global_parameters, unwrap
-from dilocox.pieces import Piece, Role
+from dilocox.inner.names import is_tensor_parallel, layer_of, named_global_parameters, unwrap
+from dilocox.inner.optimizer_state import single
+from dilocox.param_shard import Piece, Role
 
 
 class MasterWeights:

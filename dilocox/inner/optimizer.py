@@ -8,10 +8,10 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
-from dilocox.model import DTYPES
-from dilocox.optimizer_state import allocate_state
+from dilocox.inner.model import DTYPES
+from dilocox.inner.optimizer_state import allocate_state
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Any:

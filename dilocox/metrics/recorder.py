@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.metrics import log
 from dilocox.metrics.files import METRICS, SUMMARY, island_dir
 from dilocox.metrics.jsonl import JsonlWriter, truncate_after

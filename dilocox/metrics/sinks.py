@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
 from dilocox.metrics.records import EvalRecord, InnerRecord, Record, SyncRecord
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.metrics.files import SUMMARY, island_dir, write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.throughput import Throughput, overlap_efficiency

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from dilocox.config import Config
-from dilocox.config_load import fingerprint
-from dilocox.outer.exchange import Exchange, JoinRules
+from dilocox.config.load import fingerprint
+from dilocox.config.schema import Config
+from dilocox.outer.control_group import GlooIsland
+from dilocox.outer.data_parallel import GradientAverage
+from dilocox.outer.diloco import OuterSync
 from dilocox.outer.fragments import Sized, assign, group
-from dilocox.outer.gradient_average import GradientAverage
-from dilocox.outer.island import GlooIsland
-from dilocox.outer.level2 import Alone, Level2
+from dilocox.outer.loop import Alone, Level2
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.sync import OuterSync
+from dilocox.outer.sync.runner import Exchange, JoinRules
 from dilocox.outer.wan.address import resolve_address
 from dilocox.outer.wan.base import Hello, Wan
 from dilocox.outer.wan.membership import TorchftWan
-from dilocox.outer.wan.solo import SoloWan
-from dilocox.pieces import Piece
+from dilocox.outer.wan.single_island import SoloWan
+from dilocox.param_shard import Piece
 from dilocox.topology import Topology
 
 

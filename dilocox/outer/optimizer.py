@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dilocox.config import OuterConfig
+from dilocox.config.schema import OuterConfig
 
 
 class OuterOptimizer(Protocol):

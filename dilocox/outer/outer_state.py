@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilocox.config import OuterConfig
-from dilocox.outer.averaging import Averaging
-from dilocox.outer.fragment_state import FragmentState
+from dilocox.config.schema import OuterConfig
+from dilocox.outer.fragment import FragmentState
 from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.optimizer import build_outer_optimizer
+from dilocox.outer.reduce.fragment_reducer import Averaging
 from dilocox.outer.schedule import Phase, Schedule
-from dilocox.pieces import Piece
+from dilocox.param_shard import Piece
 
 State = dict[str, Any]
 

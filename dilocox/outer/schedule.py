@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from dilocox.config import OuterConfig
-from dilocox.config_defaults import DelayMode
+from dilocox.config.defaults import DelayMode
+from dilocox.config.schema import OuterConfig
 
 
 class EventKind(Enum):

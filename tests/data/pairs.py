@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dilocox.config import Config
-from dilocox.data.pair_writer import PairWriter, PendingFiles
+from dilocox.config.schema import Config
+from dilocox.data.preprocess.pair_writer import PairWriter, PendingFiles
 
 VOCAB_SIZE = 60_000
 

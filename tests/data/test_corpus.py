@@ -11,7 +11,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from dilocox.data import corpus as corpus_module
 from dilocox.data.corpus import Corpus, prepare_corpus, prepare_stdlib
-from dilocox.data.documents import RawDocument
+from dilocox.data.preprocess.documents import RawDocument
 from dilocox.data.tokenizer import TokenizerSpec
 from dilocox.errors import ConfigError
 from tests.distributed.forkserver import run_ranks

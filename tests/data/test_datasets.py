@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.data import sample_set
 from dilocox.data.datasets import BatchShape, Data, MicroBatch, build_data, train_set
 from dilocox.data.resolve import prepare

@@ -78,7 +78,7 @@ def test_prefix_with_an_extension(prefix: str, tmp_path: Path) -> None:
 
 
 def test_vocab_size_of_another_tokenizer(prefix: str, tmp_path: Path) -> None:
-    from dilocox.data.train_tokenizer import train_sentencepiece
+    from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 
     model = tmp_path / "tokenizer.model"
     model.write_bytes(train_sentencepiece(["some words to learn from " * 20], 300, num_bytes=1))

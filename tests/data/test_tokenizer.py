@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.config import DataConfig
+from dilocox.config.schema import DataConfig
+from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import SentencePieceTokenizer, Tokenizer, TokenizerSpec, build_tokenizer
-from dilocox.data.train_tokenizer import train_sentencepiece
 from dilocox.errors import ConfigError
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Sum:\n\tvalue = 0  # a tab\n" * 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dilocox.config_load import load_config
+from dilocox.config.load import load_config
 from dilocox.doctor.host import Host
-from dilocox.outer.wan.network import Network
+from dilocox.net import Network
 
 LIGHTHOUSE = "http://10.0.0.1:29510"
 VERSIONS = {

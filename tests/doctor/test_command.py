@@ -90,7 +90,7 @@ def test_bad_arguments_are_one_line_and_exit_code_2(arguments, said, capsys):
 
 def test_quick_checks_import_no_torch_and_answer_about_this_host():
     code = (
-        "import sys; from dilocox.config import Config; from dilocox.config_defaults import resolve;"
+        "import sys; from dilocox.config.schema import Config; from dilocox.config.defaults import resolve;"
         "from dilocox.doctor import quick_checks; quick_checks(resolve(Config()));"
         "raise SystemExit('torch' in sys.modules)"
     )

@@ -3,7 +3,7 @@
 import torch
 
 from dilocox.backend import Island, choose_backend, init_island
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.topology import Topology
 
 VOCAB_SIZE = 61  # not a multiple of anything: the embedding has padding rows
@@ -68,8 +68,8 @@ def join_island(rank: int, config: Config) -> Island:
 
 
 def make_inner(config: Config, island: Island):
-    from dilocox.inner.loop import Inner
-    from dilocox.model import build_model
+    from dilocox.inner.model import build_model
+    from dilocox.inner.step import Inner
 
     return Inner(config, island, build_model(config, island, vocab_size=VOCAB_SIZE))
 

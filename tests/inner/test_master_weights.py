@@ -32,7 +32,7 @@ def bits(tensor):
 
 
 def model_bits(inner):
-    from dilocox.parameters import named_global_parameters
+    from dilocox.inner.names import named_global_parameters
 
     return {name: bits(parameter) for name, parameter in named_global_parameters(inner.model).items()}
 

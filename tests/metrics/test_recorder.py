@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.metrics.jsonl import JsonlTail, JsonlWriter, read_records, truncate_after
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord

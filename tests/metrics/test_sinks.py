@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox.config import Config
+from dilocox.config.schema import Config
 from dilocox.metrics.files import write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.records import EvalRecord, EventRecord

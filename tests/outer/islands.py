@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dilocox.config import Config, OuterConfig
-from dilocox.config_defaults import resolve
-from dilocox.outer.exchange import Exchange, JoinRules
-from dilocox.outer.island import LoneRank
+from dilocox.config.defaults import resolve
+from dilocox.config.schema import Config, OuterConfig
+from dilocox.outer.control_group import LoneRank
+from dilocox.outer.diloco import OuterSync
 from dilocox.outer.schedule import EventKind
-from dilocox.outer.sync import OuterSync
+from dilocox.outer.sync.runner import Exchange, JoinRules
 from dilocox.outer.wan.base import Hello
 from dilocox.outer.wan.loopback import LoopbackHub
-from dilocox.pieces import Piece
+from dilocox.param_shard import Piece
 
 SHAPES = [(2, 3), (5,)]
 

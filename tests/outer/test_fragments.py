@@ -6,8 +6,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from dilocox.config import Config, ModelConfig, ParallelConfig
-from dilocox.config_defaults import resolve
+from dilocox.config.defaults import resolve
+from dilocox.config.schema import Config, ModelConfig, ParallelConfig
 from dilocox.outer.fragments import assign, group
 from dilocox.shapes import ParameterShape, stage_layers, stage_parameters
 

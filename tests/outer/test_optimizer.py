@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dilocox.config import Config, OuterConfig
-from dilocox.config_defaults import resolve
+from dilocox.config.defaults import resolve
+from dilocox.config.schema import Config, OuterConfig
 from dilocox.outer.optimizer import Sgd, build_outer_optimizer
 
 SHAPES = [(7,), (5, 3), (1,), (130, 65)]

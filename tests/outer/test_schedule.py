@@ -2,8 +2,8 @@
 
 import pytest
 
-from dilocox.config import Config, OuterConfig
-from dilocox.config_defaults import resolve
+from dilocox.config.defaults import resolve
+from dilocox.config.schema import Config, OuterConfig
 from dilocox.outer.schedule import Event, EventKind, Schedule
 
 MEASURE, START, APPLY = EventKind.MEASURE, EventKind.START, EventKind.APPLY

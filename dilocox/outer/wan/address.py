@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from dilocox.errors import ConfigError
-from dilocox.outer.wan.network import (
+from dilocox.net import (
     Family,
     Network,
     bracketed,

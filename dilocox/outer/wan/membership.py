@@ -20,9 +20,9 @@ from torchft.checkpointing.pg_transport import PGTransport
 from torchft.coordination import LighthouseServer
 from torchft.manager import Manager
 
-from dilocox.config import WanConfig
+from dilocox.config.schema import WanConfig
 from dilocox.errors import IdentityError, QuorumError, WanError
-from dilocox.outer.island import Island
+from dilocox.outer.control_group import Island
 from dilocox.outer.wan.address import WanAddress, pick_port
 from dilocox.outer.wan.base import Hello
 from dilocox.outer.wan.process_group import WanProcessGroup

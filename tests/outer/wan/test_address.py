@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dilocox.errors import ConfigError
+from dilocox.net import Network, bracketed, split_host_port
 from dilocox.outer.wan.address import parse_port_range, pick_port, resolve_address
-from dilocox.outer.wan.network import Network, bracketed, split_host_port
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dilocox.config import WanConfig
+from dilocox.config.schema import WanConfig
 from dilocox.errors import IdentityError, QuorumError, WanError
-from dilocox.outer.island import LoneRank
+from dilocox.outer.control_group import LoneRank
 from dilocox.outer.wan.address import resolve_address
 from dilocox.outer.wan.base import Hello
 from dilocox.outer.wan.membership import TorchftWan, serve_lighthouse

@@ -1,0 +1,130 @@
+"""Rules on what islands average, and when."""
+
+from __future__ import annotations
+
+from dilocox.config.defaults import delay_mode
+from dilocox.config.rules.require import require, require_default, require_multiple
+from dilocox.config.schema import Config
+
+
+def interval(config: Config) -> None:
+    outer = config.outer
+    if outer.method != "diloco":
+        return
+    interval, fragments = outer.sync_interval, outer.num_fragments
+    per_stage = config.model.num_layers // config.parallel.pipeline_model_parallel_size
+    require(
+        fragments <= per_stage,
+        "outer.num_fragments",
+        fragments,
+        f"a pipeline stage has {per_stage} layers and a fragment needs one of each stage; use at most "
+        f"{per_stage}",
+    )
+    require_multiple("outer.sync_interval", interval, fragments, "num_fragments")
+    require(
+        interval <= config.inner.train_iters,
+        "outer.sync_interval",
+        interval,
+        f"the run ends before the first sync (inner.train_iters = {config.inner.train_iters}); shorten it",
+    )
+
+
+def delay(config: Config) -> None:
+    outer = config.outer
+    if outer.method != "diloco":
+        return
+    delay, slot = outer.overlap_delay, outer.sync_interval // outer.num_fragments
+    mode = outer.delay_mode
+    assert mode is not None
+    require(
+        delay <= slot,
+        "outer.overlap_delay",
+        delay,
+        f"must be at most sync_interval / num_fragments ({slot}); use 0 to {slot}",
+    )
+    whole_slot = mode not in ("blocking", "streaming")
+    fits = delay == slot if whole_slot else delay_mode(outer) == mode
+    wanted = {"blocking": "= 0", "streaming": f"of 1 to {slot - 1}"}.get(
+        mode, f"= {slot} (sync_interval / P)"
+    )
+    require(
+        fits,
+        "outer.delay_mode",
+        mode,
+        f"needs an overlap_delay {wanted}, not {delay}; change one of the two",
+    )
+    require(
+        mode != "eager" or outer.num_fragments == 1,
+        "outer.delay_mode",
+        mode,
+        f"works on the whole model and num_fragments is {outer.num_fragments}; use num_fragments: 1",
+    )
+
+
+def mixing(config: Config) -> None:
+    outer = config.outer
+    if outer.method != "diloco":
+        return
+    if outer.delay_mode != "streaming":
+        require_default(outer, "outer", ("mixing_alpha",), "unless delay_mode is streaming")
+    require(
+        outer.mixing_alpha < 1,
+        "outer.mixing_alpha",
+        outer.mixing_alpha,
+        "1 keeps the local value for ever, so islands would never share anything; use 0 to 0.9",
+    )
+
+
+def codec(config: Config) -> None:
+    outer = config.outer
+    if outer.codec == "none":
+        leaves: tuple[str, ...] = ("error_feedback", "rounding", "codec_block_size")
+        require_default(outer, "outer", leaves, "with codec none, which loses nothing")
+    if outer.codec == "bf16":
+        require_default(outer, "outer", ("codec_block_size",), "with codec bf16, which has no blocks")
+    require_multiple("outer.codec_block_size", outer.codec_block_size, 8, "a byte's worth of codes")
+    same = (None, "int4" if outer.codec == "low_rank" else outer.codec)
+    require(
+        outer.gather_codec in same or config.parallel.num_islands > 2,
+        "outer.gather_codec",
+        outer.gather_codec,
+        f"there is no gather half with parallel.num_islands = {config.parallel.num_islands}; remove it",
+    )
+
+
+def low_rank(config: Config) -> None:
+    outer = config.outer
+    if outer.codec != "low_rank":
+        leaves = ("codec_rank", "adaptive_rank", "adaptive_interval")
+        require_default(outer, "outer", leaves, "unless codec is low_rank")
+        return
+    require(
+        not config.parallel.use_distributed_optimizer,
+        "outer.codec",
+        outer.codec,
+        "needs whole matrices, and parallel.use_distributed_optimizer cuts them into flat shards; use int4 "
+        "or set that to false",
+    )
+    require(
+        outer.codec_rank < config.model.hidden_size,
+        "outer.codec_rank",
+        outer.codec_rank,
+        f"must be under model.hidden_size ({config.model.hidden_size}) to save anything; use a quarter "
+        "of it at most",
+    )
+    require(
+        outer.adaptive_rank or not outer.adaptive_interval,
+        "outer.adaptive_interval",
+        True,
+        "follows the adaptive rank; set adaptive_rank: true as well",
+    )
+
+
+def guards(config: Config) -> None:
+    factor = config.outer.outlier_factor
+    require(
+        factor == 0 or factor > 1,
+        "outer.outlier_factor",
+        factor,
+        "at 1 or less ordinary norms are outliers; use 0 (off) or about 10",
+    )

@@ -1,0 +1,172 @@
+"""One optimizer step, and one evaluation, of one island (level 1, fast fabric)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from dilocox.backend import Island
+from dilocox.config.schema import Config
+from dilocox.inner.names import unwrap
+from dilocox.inner.optimizer import build_optimizer, build_scheduler
+
+Microbatch = Mapping[str, Tensor]
+"""Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets give:
+`tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float, weighs the tokens in the loss)."""
+
+
+@dataclass(frozen=True)
+class InnerReport:
+    """What one inner step did.
+
+    Attributes:
+        lm_loss: mean over the island's tokens of this step, in nats, equal on all its ranks.
+        grad_norm: global norm of the island's gradient before clipping; None in a skipped step.
+        lr: learning rate of this step.
+        num_tokens: tokens of the island that counted in the loss.
+        skipped: the weights did not change (fp16 overflow; the loss scale has been lowered).
+    """
+
+    lm_loss: float
+    grad_norm: float | None
+    lr: float
+    num_tokens: int
+    step_time_s: float
+    skipped: bool
+
+
+class Inner:
+    """Level 1 of one island: Megatron's schedule, gradient finalisation, clipping and optimizer.
+
+    Attributes:
+        island: where this rank stands.
+        model: Megatron's `DistributedDataParallel`.
+        optimizer: Megatron's optimizer.
+        scheduler: Megatron's `OptimizerParamScheduler`, counted in inner steps.
+    """
+
+    def __init__(self, config: Config, island: Island, model: Any) -> None:
+        self.model = model
+        self.optimizer = build_optimizer(config, model)
+        self.scheduler = build_scheduler(config, self.optimizer)
+        self.island = island
+        network = unwrap(model).config
+        network.finalize_model_grads_func = finalize_model_grads
+        network.grad_scale_func = self.optimizer.scale_loss
+        self._run_schedule = partial(
+            get_forward_backward_func(),
+            forward_step_func=_forward_step,
+            model=[model],
+            seq_length=config.model.seq_length,
+            micro_batch_size=config.inner.micro_batch_size,
+        )
+
+    def step(
+        self, microbatches: Sequence[Microbatch], reduce_gradients: Callable[[], None] | None = None
+    ) -> InnerReport:
+        """Takes one optimizer step on the mean gradient over all tokens of the island's batch.
+
+        Collective: all ranks of the island, each with the microbatches of its data parallel rank.
+
+        Args:
+            microbatches: at least one; the same number on all ranks.
+            reduce_gradients: called when `gradient_buffers` hold the island's gradient, before clipping.
+        """
+        start = time.perf_counter()
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._forward(microbatches, forward_only=False)
+        if reduce_gradients is not None:
+            reduce_gradients()
+        lr = self.optimizer.param_groups[0]["lr"]
+        succeeded, grad_norm, _ = self.optimizer.step()
+        if succeeded:
+            self.scheduler.step(1)
+        loss_sum, num_tokens = self._over_island(losses)
+        return InnerReport(
+            lm_loss=loss_sum / max(num_tokens, 1),
+            grad_norm=None if grad_norm is None else float(grad_norm),
+            lr=float(lr),
+            num_tokens=num_tokens,
+            step_time_s=time.perf_counter() - start,
+            skipped=not succeeded,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Sequence[Microbatch]]) -> float:
+        """Mean loss per token in nats over the island's batches, equal on all its ranks.
+
+        Collective: all ranks of the island.
+        """
+        self.model.eval()
+        losses: list[Tensor] = []
+        for microbatches in batches:
+            losses += self._forward(microbatches, forward_only=True)
+        self.model.train()
+        loss_sum, num_tokens = self._over_island(losses)
+        return loss_sum / max(num_tokens, 1)
+
+    def gradient_buffers(self) -> list[Tensor]:
+        """The island's mean gradient, fp32 and flat; with the distributed optimizer this rank's shards of it.
+
+        In place: what is written here before clipping is what the optimizer sees. Both copies of a tied
+        embedding are in it, on the first and on the last stage.
+        """
+        dp, dp_rank = self.island.topology.dp, self.island.coordinate.dp
+        buffers = self.model.buffers
+        if not self.model.ddp_config.use_distributed_optimizer:
+            return [buffer.grad_data for buffer in buffers]
+        return [bucket.grad_data.chunk(dp)[dp_rank] for buffer in buffers for bucket in buffer.buckets]
+
+    def _forward(self, microbatches: Sequence[Microbatch], *, forward_only: bool) -> list[Tensor]:
+        losses: list[Tensor] = self._run_schedule(
+            data_iterator=iter(microbatches), num_microbatches=len(microbatches), forward_only=forward_only
+        )
+        return losses
+
+    def _over_island(self, losses: Sequence[Tensor]) -> tuple[float, int]:
+        """Sums [loss sum, tokens] over microbatches and data parallel ranks, and tells all ranks."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.island.backend.device)
+        if self.island.coordinate.tp == 0:  # the tensor parallel ranks hold equal losses
+            for loss in losses:
+                total += loss
+        dist.all_reduce(total)
+        loss_sum, num_tokens = total.tolist()
+        return loss_sum, int(num_tokens)
+
+
+def _forward_step(batches: Iterator[Microbatch], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """Megatron's forward function: output of this stage, and how its last stage makes the loss."""
+    batch = next(batches)
+    device = torch.cuda.current_device()
+    output = model(
+        batch["tokens"].to(device, non_blocking=True),
+        batch["position_ids"].to(device, non_blocking=True),
+        None,  # causal attention needs no mask
+        labels=batch["labels"].to(device, non_blocking=True)
+        if parallel_state.is_pipeline_last_stage()
+        else None,
+    )
+    return output, partial(_loss, batch["loss_mask"].to(device, non_blocking=True))
+
+
+def _loss(mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the token losses, number of tokens, and both again for the report.
+
+    Args:
+        mask, losses: (micro_batch_size, seq_length).
+    """
+    mask = mask.float()
+    loss = (losses.float() * mask).sum()
+    num_tokens = mask.sum()
+    return loss, num_tokens.int(), torch.stack([loss.detach(), num_tokens]).double()

@@ -1,1 +1,0 @@
-"""Parts of `dilocox launch`: processes, their output, and what is shown of a run."""

@@ -1,0 +1,192 @@
+"""How one fragment crosses the WAN: residual, compressor, codec, collective. Level 2.
+
+`average` runs in the exchange thread and changes nothing that lasts; `commit` or `discard` follows when
+the sync is applied.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from dilocox.config.schema import OuterConfig
+from dilocox.outer.codec.base import Average, Compressor, DenseCompressor
+from dilocox.outer.codec.build import build_codec
+from dilocox.outer.codec.error_feedback import ErrorFeedback
+from dilocox.outer.codec.low_rank import LowRankCompressor
+from dilocox.outer.codec.sizes import exchange_bytes
+from dilocox.outer.reduce.all_reduce import average
+from dilocox.outer.reduce.gather_feedback import ServerResidual
+from dilocox.outer.wan.base import Hello, Transport
+from dilocox.outer.wan.header import Identity
+from dilocox.param_shard import Piece
+
+State = dict[str, Any]
+
+
+class Averaging:
+    """Averages the pseudo-gradients of one fragment over the islands.
+
+    Args:
+        config: resolved `outer` section.
+        fragment: which one.
+        pieces: this rank's part of it.
+        island: id of this island; stochastic rounding differs between islands.
+    """
+
+    def __init__(self, config: OuterConfig, fragment: int, pieces: Sequence[Piece], *, island: int) -> None:
+        self._config = config
+        self._fragment = fragment
+        self._island = island
+        self._shapes = [tuple(piece.tensor.shape) for piece in pieces]
+        self._compressor = _compressor(config, pieces)
+        self._codec = build_codec(_wire_codec(config), config.codec_block_size, config.rounding)
+        self._gather_codec = build_codec(_gather_codec(config), config.codec_block_size, config.rounding)
+        self._feedback: ErrorFeedback | None = None
+        self._server: ServerResidual | None = None
+        if config.error_feedback:
+            self._feedback = ErrorFeedback([p.name for p in pieces], [p.tensor for p in pieces])
+            # the factors of two low-rank rounds have other bases: their gather loss cannot be carried over
+            self._server = ServerResidual() if config.codec != "low_rank" else None
+
+    @classmethod
+    def exact(cls, fragment: int, pieces: Sequence[Piece], *, island: int) -> Averaging:
+        """Without codec and residual: fp32 in, fp32 out."""
+        return cls(OuterConfig(codec="none", gather_codec="none"), fragment, pieces, island=island)
+
+    @property
+    def interval_scale(self) -> float | None:
+        """Sync interval over its initial value, as the rank suggests; None without low rank."""
+        return self._compressor.interval_scale if isinstance(self._compressor, LowRankCompressor) else None
+
+    def compensate(self, deltas: list[Tensor]) -> list[Tensor]:
+        """Adds the residual: what to average. Not in place."""
+        return deltas if self._feedback is None else self._feedback.compensate(deltas)
+
+    def average(self, sent: list[Tensor], transport: Transport, hello: Hello) -> Average:
+        """Averages over the members of a round.
+
+        Collective: all members, in the exchange thread.
+
+        Raises:
+            WanError: see `collective.average`.
+        """
+        rounds = self._compressor.rounds(sent)
+        tensors = next(rounds)
+        exchange = 0
+        while True:
+            mean = self._average_once(tensors, transport, hello, exchange)
+            try:
+                tensors = rounds.send(mean)
+            except StopIteration as done:
+                result: Average = done.value
+                return result
+            exchange += 1
+
+    def commit(self, sent: Sequence[Tensor], result: Average, *, listened: bool) -> None:
+        """The sync is being applied. In place: residuals, warm start.
+
+        Args:
+            listened: this island abstained; its message was empty and its residual stays.
+        """
+        self._compressor.commit()
+        if self._server is not None:
+            self._server.commit()
+        if self._feedback is not None and not listened:
+            self._feedback.commit(sent, result.own)
+
+    def discard(self) -> None:
+        """The sync failed: nothing has changed."""
+        self._compressor.discard()
+        if self._server is not None:
+            self._server.discard()
+
+    def predicted_bytes(self, num_islands: int, index: int) -> int:
+        """Payload bytes of this rank for one sync with all islands."""
+        return sum(
+            exchange_bytes(
+                _wire_codec(self._config),
+                gather_codec=_gather_codec(self._config),
+                block_size=self._config.codec_block_size,
+                numels=numels,
+                num_islands=num_islands,
+                index=index,
+            )
+            for numels in self._round_numels()
+        )
+
+    def shared_state(self) -> State:
+        """Equal on all islands."""
+        return self._compressor.state_dict()
+
+    def adopt(self, state: State) -> None:
+        """Takes over another island's shared state; own residuals belong to another past and go."""
+        self._compressor.load_state_dict(state)
+        if self._feedback is not None:
+            for residual in self._feedback.residual:
+                residual.zero_()
+        if self._server is not None:
+            self._server.load_state_dict({})
+
+    def state_dict(self) -> State:
+        """Everything. Not copies."""
+        return {
+            "compressor": self._compressor.state_dict(),
+            "residual": {} if self._feedback is None else self._feedback.state_dict(),
+            "server": {} if self._server is None else self._server.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continues from a `state_dict`."""
+        self._compressor.load_state_dict(state["compressor"])
+        if self._feedback is not None:
+            self._feedback.load_state_dict(state["residual"])
+        if self._server is not None:
+            self._server.load_state_dict(state["server"])
+
+    def _round_numels(self) -> list[list[int]]:
+        if isinstance(self._compressor, LowRankCompressor):
+            return self._compressor.round_numels(self._shapes)
+        return [[prod(shape) for shape in self._shapes]]
+
+    def _average_once(
+        self, tensors: list[Tensor], transport: Transport, hello: Hello, exchange: int
+    ) -> Average:
+        # A seed for each message instead of a generator that runs on: a sync that is started again after a
+        # resume then sends the same bits.
+        name = f"{hello.run_id} {self._island} {hello.fragment} {hello.inner_step} {exchange}"
+        self._codec.reseed(zlib.crc32(name.encode()))
+        self._gather_codec.reseed(zlib.crc32(name.encode(), 1))
+        return average(
+            tensors,
+            transport=transport,
+            codec=self._codec,
+            gather_codec=self._gather_codec,
+            identity=Identity(hello.run_id, hello.fragment, hello.outer_step, exchange),
+            server=self._server,
+        )
+
+
+def _wire_codec(config: OuterConfig) -> str:
+    """What low-rank factors cross in is int4."""
+    return "int4" if config.codec == "low_rank" else config.codec
+
+
+def _gather_codec(config: OuterConfig) -> str:
+    return config.gather_codec or _wire_codec(config)
+
+
+def _compressor(config: OuterConfig, pieces: Sequence[Piece]) -> Compressor:
+    if config.codec != "low_rank":
+        return DenseCompressor()
+    return LowRankCompressor(
+        [piece.name for piece in pieces],
+        rank=config.codec_rank,
+        adaptive=config.adaptive_rank,
+        # their tensor parallel ranks adapt on their own, and copies must stay equal
+        always_dense=[piece.name for piece in pieces if piece.replicated],
+    )
