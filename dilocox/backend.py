@@ -43,7 +43,7 @@ class Island:
 
     Attributes:
         control_group: gloo group of all ranks of the island, for small messages of the training thread.
-        exchange_group: the same ranks again, for a background thread alone: its collectives overlap those of
+        sync_group: the same ranks again, for a background thread alone: its collectives overlap those of
             the training thread.
     """
 
@@ -52,7 +52,7 @@ class Island:
     rank: int
     coordinate: Coordinate
     control_group: dist.ProcessGroup
-    exchange_group: dist.ProcessGroup
+    sync_group: dist.ProcessGroup
     _undo: ExitStack = field(repr=False)
 
 
@@ -125,8 +125,8 @@ def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConf
     coordinate = topology.coordinate(rank)
     _init_megatron_groups(topology, rank, coordinate)
     _seed(run.seed, topology, coordinate)
-    control_group, exchange_group = (dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) for _ in range(2))
-    return Island(backend, topology, rank, coordinate, control_group, exchange_group, undo)
+    control_group, sync_group = (dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) for _ in range(2))
+    return Island(backend, topology, rank, coordinate, control_group, sync_group, undo)
 
 
 def shutdown(island: Island) -> None:

@@ -94,9 +94,9 @@ def _train(args: argparse.Namespace) -> int:
         from dilocox.doctor import warn
 
         warn(config)
-    from dilocox.pdeathsig import tie_to_parent
+    from dilocox.pdeathsig import set_pdeathsig
 
-    tie_to_parent(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves
+    set_pdeathsig(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves
     from dilocox.backend import quiet_third_parties
 
     quiet_third_parties()  # before the next import, which brings in megatron-core

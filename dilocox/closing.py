@@ -65,7 +65,7 @@ def _sample(run: Run) -> str:
 
 def _island_hash(run: Run) -> str:
     """Hash over the anchors of all ranks; equal on all islands."""
-    anchors = run.outer.anchors() or [piece.tensor for piece in run.masters.pieces]
+    anchors = run.outer.anchors() or [shard.tensor for shard in run.masters.shards]
     hashes: list[str] = [""] * run.topology.ranks_per_island
     dist.all_gather_object(hashes, hash_tensors(anchors), group=run.island.control_group)
     return combine(hashes)

@@ -1,9 +1,9 @@
-"""The one thing both levels share: named fp32 pieces of the weights that this rank owns.
+"""The one thing both levels share: named fp32 shards of the weights that this rank owns.
 
 Over the ranks of an island every parameter element is owned exactly once by each tensor parallel
-replica: data parallel ranks own disjoint pieces, and the output layer's copy of a tied embedding on the
+replica: data parallel ranks own disjoint shards, and the output layer's copy of a tied embedding on the
 last pipeline stage is owned by the first stage alone. Level 2 keeps anchor, momentum and residual on
-the same pieces.
+the same shards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Role = Literal["embedding", "layer", "head"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParamShard:
     """A part of one parameter, as fp32 master values.
 
     Attributes:
@@ -28,7 +28,7 @@ class Piece:
         role: where the parameter stands; final norm and output layer are `head`.
         layer: global layer number for role `layer`, else None.
         replicated: equal copies exist on the other tensor parallel ranks (norms, biases).
-        counted: this rank counts the piece in norms and sizes (False on the copies of a replicated one).
+        counted: this rank counts the shard in norms and sizes (False on the copies of a replicated one).
     """
 
     name: str

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def tie_to_parent(number: signal.Signals, *, parent: int | None = None) -> None:
+def set_pdeathsig(number: signal.Signals, *, parent: int | None = None) -> None:
     """Asks the kernel for a signal to this process when its parent dies.
 
     Args:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--gpus", metavar="START:STOP")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args(argv)
-    tie_to_parent(signal.SIGKILL, parent=args.parent)
+    set_pdeathsig(signal.SIGKILL, parent=args.parent)
     environment = dict(os.environ)
     environment.update(entry.split("=", 1) for entry in args.env)
     if args.gpus:

@@ -17,7 +17,7 @@ from dilocox import backend
 from dilocox.checkpoint import files as checkpoint_files
 from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
-from dilocox.config.check import hints
+from dilocox.config.check import warnings
 from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
 from dilocox.data.datasets import build_data
@@ -31,7 +31,7 @@ from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord
 from dilocox.metrics.summary import Status
 from dilocox.metrics.throughput import Throughput
-from dilocox.outer.build import build_level2
+from dilocox.outer.build import build_outer_loop
 from dilocox.outer.schedule import EventKind
 from dilocox.shapes import count_parameters, stage_parameters
 from dilocox.stop import StopRequest
@@ -139,11 +139,11 @@ class Run:
             config=config,
             resumed_step=None if loaded is None else loaded.iteration,
         )
-        self.outer = build_level2(
+        self.outer = build_outer_loop(
             config,
             island_id=place.island_id,
-            exchange_group=self.island.exchange_group,
-            pieces=self.masters.pieces,
+            sync_group=self.island.sync_group,
+            shards=self.masters.shards,
             parameters=[
                 parameter
                 for parameter in stage_parameters(
@@ -184,7 +184,7 @@ class Run:
             self.inner_step = position
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
         self.recorder.event("start", self.inner_step, parameters=parameters)
-        for hint in hints(self.config):
+        for hint in warnings(self.config):
             self.recorder.event("note", self.inner_step, text=hint)
         if self.inner_step == 0:
             self.evaluate()

@@ -45,7 +45,7 @@ def _groups(rank, config):
         "dp": parallel_state.get_data_parallel_group(),
         "pp": parallel_state.get_pipeline_model_parallel_group(),
         "control": island.control_group,
-        "exchange": island.exchange_group,
+        "exchange": island.sync_group,
     }
     return island.coordinate, {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dilocox.config.check import hints
+from dilocox.config.check import warnings
 from dilocox.config.load import load_config
 from dilocox.metrics.jsonl import read_records
 from tests.training import train, write_run
@@ -68,7 +68,7 @@ def test_what_may_surprise_is_said_in_the_record_of_the_run(tmp_path):
     train(path)
     records = read_records(tmp_path / "runs" / "test" / "island_0" / "metrics.jsonl")
     notes = [record.details["text"] for record in records if getattr(record, "event", None) == "note"]
-    assert notes == hints(load_config(path)) != []
+    assert notes == warnings(load_config(path)) != []
 
 
 def test_outer_sgd_with_lr_1_changes_nothing(one_rank, tmp_path):
@@ -108,7 +108,7 @@ class SharedBatches:
 
 
 def weights(run):
-    return [piece.tensor.clone() for piece in run.masters.pieces]
+    return [shard.tensor.clone() for shard in run.masters.shards]
 
 
 def train_on_shared_batches(island, rank, path, overrides, resume):
@@ -142,7 +142,7 @@ def replicas(run):
     """Anchors by name, and this rank's copies of what Megatron keeps more than once."""
     from dilocox.inner.names import named_global_parameters
 
-    anchors = {p.name: a.clone() for p, a in zip(run.masters.pieces, run.outer.anchors(), strict=True)}
+    anchors = {p.name: a.clone() for p, a in zip(run.masters.shards, run.outer.anchors(), strict=True)}
     copies = {n: p.detach().clone() for n, p in named_global_parameters(run.inner.model).items()}
     return run.island.coordinate, anchors, copies
 

@@ -57,7 +57,7 @@ def dropped_share(outer: OuterConfig) -> float:
     return (1 - outer.mixing_alpha) * outer.overlap_delay / outer.sync_interval
 
 
-def hints(config: Config) -> list[str]:
+def warnings(config: Config) -> list[str]:
     """What is allowed but may surprise; one sentence each, for the log and `plan`."""
     sync, iters = config.outer, config.inner.train_iters
     found = []

@@ -1,4 +1,4 @@
-"""The fp32 master weights that this rank owns, as level 2 sees them (level 1 side of `pieces`)."""
+"""The fp32 master weights that this rank owns, as level 2 sees them (level 1 side of `shards`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dilocox.inner.initial_weights import EMBEDDING, TIED_OUTPUT
 from dilocox.inner.masters import Master, find_masters
 from dilocox.inner.names import is_tensor_parallel, layer_of, named_global_parameters, unwrap
 from dilocox.inner.optimizer_state import single
-from dilocox.param_shard import Piece, Role
+from dilocox.param_shard import ParamShard, Role
 
 
 class MasterWeights:
@@ -31,7 +31,7 @@ class MasterWeights:
     Collective: all ranks of the island make it together.
 
     Attributes:
-        pieces: what this rank owns, in the model's order.
+        shards: what this rank owns, in the model's order.
     """
 
     def __init__(self, island: Island, model: Any, optimizer: Any) -> None:
@@ -48,12 +48,12 @@ class MasterWeights:
             elif island.coordinate.pp == last_stage:
                 self._tied = _tied_values(masters.pop(TIED_OUTPUT))
         self._whole = [] if self._sharded else [master.values for master in masters.values()]
-        pieces = [self._piece(name, master) for name, master in masters.items()]
-        self.pieces = [piece for piece in pieces if piece.tensor.numel() > 0]
+        shards = [self._piece(name, master) for name, master in masters.items()]
+        self.shards = [shard for shard in shards if shard.tensor.numel() > 0]
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Makes masters and model weights of all replicas follow the pieces, bit for bit.
+        """Makes masters and model weights of all replicas follow the shards, bit for bit.
 
         Collective: all ranks of the island.
         In place: masters of other data parallel ranks, the last stage's tied embedding, model weights.
@@ -69,9 +69,9 @@ class MasterWeights:
             self._model.start_param_sync(force_sync=True)
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """Copies one fp32 value into each piece and publishes. Collective: all ranks of the island."""
-        for piece, value in zip(self.pieces, values, strict=True):
-            piece.tensor.copy_(value)
+        """Copies one fp32 value into each shard and publishes. Collective: all ranks of the island."""
+        for shard, value in zip(self.shards, values, strict=True):
+            shard.tensor.copy_(value)
         self.publish()
 
     @contextmanager
@@ -79,19 +79,19 @@ class MasterWeights:
         """Has other master values inside the `with` and restores the own ones exactly after it.
 
         Collective: all ranks of the island, on entry and on exit.
-        Memory: a copy of the pieces.
+        Memory: a copy of the shards.
 
         Args:
-            values: fp32, one for each piece, of its shape.
+            values: fp32, one for each shard, of its shape.
         """
-        saved = [piece.tensor.clone() for piece in self.pieces]
+        saved = [shard.tensor.clone() for shard in self.shards]
         self.load(values)
         try:
             yield
         finally:
             self.load(saved)
 
-    def _piece(self, name: str, master: Master) -> Piece:
+    def _piece(self, name: str, master: Master) -> ParamShard:
         island, values, start = self._island, master.values, master.start
         if not self._sharded:
             blocks = values.tensor_split(island.topology.dp)
@@ -100,7 +100,7 @@ class MasterWeights:
         is_part = values.numel() < master.parameter.numel()
         replicated = island.topology.tp > 1 and not is_tensor_parallel(master.parameter)
         layer = layer_of(name)
-        return Piece(
+        return ParamShard(
             name=f"{name}[{start}:{start + len(values)}]" if is_part else name,
             tensor=values,
             role=_role(name),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 
-class Island(Protocol):
+class ControlGroup(Protocol):
     """The ranks of this island.
 
     Attributes:
@@ -32,8 +32,8 @@ class Island(Protocol):
         """Returns rank 0's text on every rank."""
 
 
-class GlooIsland:
-    """`Island` over a gloo group.
+class GlooControlGroup:
+    """`ControlGroup` over a gloo group.
 
     Collective: both methods, by all ranks of the island, in the same order, from one thread.
     """
@@ -56,8 +56,8 @@ class GlooIsland:
         return box[0]
 
 
-class LoneRank:
-    """`Island` of one rank, without a process group."""
+class SingleRankControl:
+    """`ControlGroup` of one rank, without a process group."""
 
     rank = 0
     num_ranks = 1

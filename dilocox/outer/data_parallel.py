@@ -16,16 +16,16 @@ from torch import Tensor
 from dilocox.config.schema import OuterConfig
 from dilocox.errors import WanError
 from dilocox.metrics.records import SyncRecord
-from dilocox.outer.loop import Alone, State
-from dilocox.outer.reduce.fragment_reducer import Averaging
+from dilocox.outer.loop import NoOuterLoop, State
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.sync.runner import Exchange, JoinRules, Proposal
-from dilocox.outer.sync.thread import ExchangeThread
-from dilocox.outer.wan.base import Hello
-from dilocox.param_shard import Piece
+from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncRunner
+from dilocox.outer.sync.thread import SyncThread
+from dilocox.outer.wan.base import Member
+from dilocox.param_shard import ParamShard
 
 
-class GradientAverage(Alone):
+class WanDataParallel(NoOuterLoop):
     """Averages the island's gradient with the other islands' before the optimizer sees it.
 
     A step whose exchange failed cannot go on: its gradient would be this island's alone.
@@ -39,9 +39,9 @@ class GradientAverage(Alone):
         config: OuterConfig,
         *,
         buffers: Callable[[], Sequence[Tensor]],
-        exchange: Exchange,
+        exchange: SyncRunner,
         rules: JoinRules,
-        hello: Hello,
+        hello: Member,
         report: Reporter,
     ) -> None:
         self._config = config
@@ -52,8 +52,8 @@ class GradientAverage(Alone):
         self._report = report
         self._inner_step = 0
         self._num_tokens = 1
-        self._thread = ExchangeThread(torch.device("cpu"))
-        self._averaging: Averaging | None = None
+        self._thread = SyncThread(torch.device("cpu"))
+        self._averaging: FragmentReducer | None = None
         self.num_outer_steps = 0
         self.reduce_gradients = self._reduce
 
@@ -102,9 +102,9 @@ class GradientAverage(Alone):
             WanError: the exchange failed.
         """
         gradients = [buffer.detach().float() for buffer in self._buffers()]
-        pieces = [Piece(f"gradients[{i}]", g, "layer", 0, False, True) for i, g in enumerate(gradients)]
+        shards = [ParamShard(f"gradients[{i}]", g, "layer", 0, False, True) for i, g in enumerate(gradients)]
         if self._averaging is None:
-            self._averaging = Averaging.exact(0, pieces, island=self._hello.island)
+            self._averaging = FragmentReducer.exact(0, shards, island=self._hello.island)
         by_tokens = self._config.island_weights == "by_tokens"
         hello = replace(
             self._hello,
@@ -112,7 +112,7 @@ class GradientAverage(Alone):
             outer_step=self.num_outer_steps,
             weight=float(self._num_tokens) if by_tokens else 1.0,
         )
-        proposal = Proposal(hello, gradients, pieces, self._averaging, judge=lambda norm: None)
+        proposal = SyncRequest(hello, gradients, shards, self._averaging, judge=lambda norm: None)
         outcome = self._thread.result(self._thread.submit(partial(self._exchange.run, proposal)))
         if outcome.average is None:
             raise WanError(f"gradients of inner step {self._inner_step + 1}: {outcome.error}")
@@ -138,7 +138,7 @@ class GradientAverage(Alone):
         )
 
 
-def _refuse(running: Hello, healed: State | None) -> Proposal:
+def _refuse(running: Member, healed: State | None) -> SyncRequest:
     raise WanError(
         f"the run is at inner step {running.inner_step} already; with outer.method data_parallel an island "
         "cannot join later"

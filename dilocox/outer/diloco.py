@@ -21,29 +21,29 @@ from dilocox.config.schema import OuterConfig
 from dilocox.outer.outer_state import OuterState
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.schedule import Event, EventKind
-from dilocox.outer.sync.pending import Flight
+from dilocox.outer.sync.pending import PendingSync
 from dilocox.outer.sync.request import Proposals
-from dilocox.outer.sync.runner import Exchange, JoinRules, Outcome, Proposal
-from dilocox.outer.sync.thread import ExchangeThread
-from dilocox.outer.wan.base import Hello
-from dilocox.param_shard import Piece
+from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncResult, SyncRunner
+from dilocox.outer.sync.thread import SyncThread
+from dilocox.outer.wan.base import Member
+from dilocox.param_shard import ParamShard
 
 State = dict[str, Any]
 
 
-class OuterSync:
-    """The outer loop of one rank; a `Level2`.
+class DilocoLoop:
+    """The outer loop of one rank; a `OuterLoop`.
 
     Collective: every verb, by all ranks of the island in the same order.
 
     Args:
         config: resolved `outer` section.
-        pieces: fp32 pieces that this rank owns.
-        fragments: indices into pieces, one list a fragment.
+        shards: fp32 shards that this rank owns.
+        fragments: indices into shards, one list a fragment.
         exchange: runs syncs; its WAN group joins the ranks of this coordinate.
         rules: when a starting island may begin.
         hello: identity of this island; the numbers of the round are filled in here.
-        publish: makes the model's weights follow the pieces. Collective in the island.
+        publish: makes the model's weights follow the shards. Collective in the island.
         report: metrics and log.
     """
 
@@ -54,24 +54,24 @@ class OuterSync:
         self,
         config: OuterConfig,
         *,
-        pieces: Sequence[Piece],
+        shards: Sequence[ParamShard],
         fragments: Sequence[Sequence[int]],
-        exchange: Exchange,
+        exchange: SyncRunner,
         rules: JoinRules,
-        hello: Hello,
+        hello: Member,
         publish: Callable[[], None],
         report: Reporter,
     ) -> None:
-        self.state = OuterState(config, pieces, fragments, island=hello.island)
+        self.state = OuterState(config, shards, fragments, island=hello.island)
         self._config = config
         self._exchange = exchange
         self._rules = rules
         self._proposals = Proposals(config, self.state, hello)
         self._publish = publish
         self._report = report
-        self._thread = ExchangeThread(self.state.device)
-        self._measured: Flight | None = None
-        self._flying: Flight | None = None
+        self._thread = SyncThread(self.state.device)
+        self._measured: PendingSync | None = None
+        self._flying: PendingSync | None = None
         self._num_applied = (
             0  # syncs as the WAN counts them, without one that is committed but not applied yet
         )
@@ -90,7 +90,7 @@ class OuterSync:
             inner_step: inner steps done.
         """
         deltas = self.state.fragments[event.fragment].measure()
-        self._measured = Flight(event, inner_step, deltas, deltas)
+        self._measured = PendingSync(event, inner_step, deltas, deltas)
 
     def start(self, event: Event) -> None:
         """START: puts what was measured on the WAN and returns at once."""
@@ -102,7 +102,7 @@ class OuterSync:
     def apply(self, event: Event, inner_step: int) -> None:
         """APPLY: outer step on the anchor, then the weights. Waits for the exchange if it must.
 
-        In place: anchor, momentum, residual and pieces of the fragment, then the model's weights.
+        In place: anchor, momentum, residual and shards of the fragment, then the model's weights.
 
         Args:
             inner_step: inner steps done.
@@ -176,7 +176,7 @@ class OuterSync:
         return self.state.num_outer_steps
 
     def anchors(self) -> list[Tensor]:
-        """fp32, one a piece; not copies."""
+        """fp32, one a shard; not copies."""
         return self.state.anchors()
 
     def add_tokens(self, num_tokens: int) -> None:
@@ -193,28 +193,28 @@ class OuterSync:
         return {**self.state.state_dict(), "num_applied": self._num_applied, "flight": flight}
 
     def load_state_dict(self, state: State) -> None:
-        """Continues from a `state_dict` of a rank with the same pieces; before `join`."""
+        """Continues from a `state_dict` of a rank with the same shards; before `join`."""
         self.state.load_state_dict(state)
         self._num_applied = state["num_applied"]
         self._exchange.wan.set_step(self._num_applied)
-        self._flying = None if state["flight"] is None else Flight.from_state_dict(state["flight"])
+        self._flying = None if state["flight"] is None else PendingSync.from_state_dict(state["flight"])
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _launch(self, flight: Flight) -> None:
+    def _launch(self, flight: PendingSync) -> None:
         # One in flight: two would contend for the link, and the later would not see the earlier's update.
         assert self._flying is None or self._flying is flight, "another fragment is still in flight"
         self._flying = flight
         flight.future = self._thread.submit(partial(self._exchange.run, self._proposals.of(flight)))
 
-    def _listener(self, running: Hello, healed: State | None) -> Proposal:
+    def _listener(self, running: Member, healed: State | None) -> SyncRequest:
         """A proposal with nothing in it, to hear the result of a sync that is under way."""
         if healed is not None:
             self._adopt(healed, running.inner_step)
         start = Event(EventKind.START, running.fragment, 0)
         return self._proposals.of(self._empty_flight(start, running.inner_step))
 
-    def _step_in(self, inner_step: int, fragment: int, outcome: Outcome) -> None:
+    def _step_in(self, inner_step: int, fragment: int, outcome: SyncResult) -> None:
         """Goes on as an island that has just started the sync which this one has listened to."""
         events = self.state.schedule.after(inner_step - 1)
         start = next(i for i, e in enumerate(events) if e.kind is EventKind.START and e.fragment == fragment)
@@ -224,11 +224,11 @@ class OuterSync:
         for event in events[start + 1 :]:
             self.apply(event, inner_step)
 
-    def _empty_flight(self, event: Event, inner_step: int) -> Flight:
+    def _empty_flight(self, event: Event, inner_step: int) -> PendingSync:
         zeros = [torch.zeros_like(anchor) for anchor in self.state.fragments[event.fragment].anchor]
-        return Flight(event, inner_step, zeros, zeros)
+        return PendingSync(event, inner_step, zeros, zeros)
 
-    def _land(self, flight: Flight) -> Outcome:
+    def _land(self, flight: PendingSync) -> SyncResult:
         """Waits for a sync and settles everything but anchor and weights."""
         assert flight.future is not None
         started = time.perf_counter()
@@ -252,7 +252,7 @@ class OuterSync:
         self.state.adopt(state)
         self._report.event("heal", inner_step, outer_step=self.state.num_outer_steps)
 
-    def _record(self, flight: Flight, outcome: Outcome, blocked_s: float) -> None:
+    def _record(self, flight: PendingSync, outcome: SyncResult, blocked_s: float) -> None:
         p, step = flight.event.fragment, flight.inner_step
         if outcome.abstained is not None:
             self._report.event("abstain", step, fragment=p, reason=outcome.abstained)
@@ -262,7 +262,7 @@ class OuterSync:
         record = flight.record(outcome, outer_step=outer_step, blocked_s=blocked_s, codec=self._config.codec)
         self._report.sync(record)
 
-    def _follow_rank(self, outcome: Outcome, inner_step: int) -> None:
+    def _follow_rank(self, outcome: SyncResult, inner_step: int) -> None:
         """H follows the rank (DiLoCoX, 2506.21263); the scale is equal on all islands and ranks."""
         if self._config.adaptive_interval and outcome.interval_scale is not None:
             wanted = self._config.sync_interval * outcome.interval_scale

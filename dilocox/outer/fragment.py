@@ -1,6 +1,6 @@
 """What level 2 keeps for one fragment on this rank, and the weight updates of each delay mode. Level 2.
 
-Memory: anchor and outer momentum (fp32, the size of the pieces); residual with error feedback, reference
+Memory: anchor and outer momentum (fp32, the size of the shards); residual with error feedback, reference
 with `delayed_keep`, each once more.
 """
 
@@ -16,8 +16,8 @@ from dilocox.config.schema import OuterConfig
 from dilocox.outer import pseudo_gradient
 from dilocox.outer.guards import OutlierGuard
 from dilocox.outer.optimizer import OuterOptimizer
-from dilocox.outer.sync.runner import Outcome
-from dilocox.param_shard import Piece
+from dilocox.outer.sync.runner import SyncResult
+from dilocox.param_shard import ParamShard
 
 State = dict[str, Any]
 
@@ -27,18 +27,18 @@ class FragmentState:
 
     Attributes:
         number: which fragment.
-        pieces: this rank's part of it.
-        anchor: fp32, one tensor a piece; equal on all islands (`eager`: only after the drain).
+        shards: this rank's part of it.
+        anchor: fp32, one tensor a shard; equal on all islands (`eager`: only after the drain).
         num_syncs: committed syncs.
         num_tokens: tokens the island trained since the last committed sync.
     """
 
     def __init__(
-        self, config: OuterConfig, number: int, pieces: Sequence[Piece], optimizer: OuterOptimizer
+        self, config: OuterConfig, number: int, shards: Sequence[ParamShard], optimizer: OuterOptimizer
     ) -> None:
         self.number = number
-        self.pieces = list(pieces)
-        self.anchor = [piece.tensor.detach().clone() for piece in pieces]
+        self.shards = list(shards)
+        self.anchor = [shard.tensor.detach().clone() for shard in shards]
         self.num_syncs = 0
         self.num_tokens = 0
         self.guard = OutlierGuard(config.outlier_factor)
@@ -54,7 +54,7 @@ class FragmentState:
     @property
     def local(self) -> list[Tensor]:
         """The island's weights: views of the masters."""
-        return [piece.tensor for piece in self.pieces]
+        return [shard.tensor for shard in self.shards]
 
     def measure(self) -> list[Tensor]:
         """The pseudo-gradient: progress since the anchor (`delayed_keep`: since the last measurement)."""
@@ -82,7 +82,7 @@ class FragmentState:
             pending: own pseudo-gradients, measured and neither applied nor given back.
             take_anchor: drop the local weights: they were not in this mean.
 
-        In place: anchor, momentum, pieces.
+        In place: anchor, momentum, shards.
         """
         self._optimizer.step(self.number, self.anchor, mean)
         self.num_syncs += 1
@@ -96,7 +96,7 @@ class FragmentState:
         else:
             pseudo_gradient.reset(self.local, self.anchor)
 
-    def update_eagerly(self, outcome: Outcome | None, fresh: list[Tensor] | None, *, share: float) -> None:
+    def update_eagerly(self, outcome: SyncResult | None, fresh: list[Tensor] | None, *, share: float) -> None:
         """`eager`: own fresh pseudo-gradient and what the others sent one round ago.
 
         Args:

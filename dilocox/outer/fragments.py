@@ -17,7 +17,7 @@ Unit = tuple[Role, int | None]
 
 
 class Placed(Protocol):
-    """What has a place in the model: a `pieces.Piece` or a `shapes.ParameterShape`."""
+    """What has a place in the model: a `shards.ParamShard` or a `shapes.ParameterShape`."""
 
     @property
     def role(self) -> Role: ...
@@ -56,11 +56,11 @@ def assign(parameters: Iterable[Sized], num_fragments: int, pattern: Pattern) ->
     return _deal(sizes, num_fragments) if pattern == "strided" else _cut(sizes, num_fragments)
 
 
-def group(pieces: Sequence[Placed], assignment: dict[Unit, int], num_fragments: int) -> list[list[int]]:
-    """Indices of the pieces of each fragment, in the order of `pieces`; every index exactly once."""
+def group(shards: Sequence[Placed], assignment: dict[Unit, int], num_fragments: int) -> list[list[int]]:
+    """Indices of the shards of each fragment, in the order of `shards`; every index exactly once."""
     fragments: list[list[int]] = [[] for _ in range(num_fragments)]
-    for index, piece in enumerate(pieces):
-        fragments[assignment[piece.role, piece.layer]].append(index)
+    for index, shard in enumerate(shards):
+        fragments[assignment[shard.role, shard.layer]].append(index)
     return fragments
 
 

@@ -12,8 +12,8 @@ from dilocox.outer.schedule import Event
 State = dict[str, Any]
 
 
-class Level2(Protocol):
-    """One of `OuterSync` (DiLoCo), `GradientAverage` (data parallel), `Alone`.
+class OuterLoop(Protocol):
+    """One of `DilocoLoop` (DiLoCo), `WanDataParallel` (data parallel), `NoOuterLoop`.
 
     Attributes:
         interface: network interface of the WAN, or None.
@@ -42,7 +42,7 @@ class Level2(Protocol):
         """Counts tokens that this island has trained on."""
 
     def anchors(self) -> list[Tensor] | None:
-        """fp32, one a piece; None where the local weights are all there is."""
+        """fp32, one a shard; None where the local weights are all there is."""
 
     @property
     def num_outer_steps(self) -> int: ...
@@ -57,7 +57,7 @@ class Level2(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class NoOuterLoop:
     """Islands that never meet (`outer.method: none`)."""
 
     interface: str | None = None

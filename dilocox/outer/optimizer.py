@@ -20,7 +20,7 @@ class OuterOptimizer(Protocol):
         """One outer step. In place: anchor (fp32). The gradient is left as it is."""
 
     def momentum_of(self, fragment: int) -> list[Tensor] | None:
-        """The buffers of a fragment, in the order of its pieces; None before its first step."""
+        """The buffers of a fragment, in the order of its shards; None before its first step."""
 
     def state_dict(self) -> dict[int, list[Tensor]]:
         """Buffers by fragment; not copies."""

@@ -17,9 +17,9 @@ from dilocox.config.schema import OuterConfig
 from dilocox.outer.fragment import FragmentState
 from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.optimizer import build_outer_optimizer
-from dilocox.outer.reduce.fragment_reducer import Averaging
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.schedule import Phase, Schedule
-from dilocox.param_shard import Piece
+from dilocox.param_shard import ParamShard
 
 State = dict[str, Any]
 
@@ -29,23 +29,28 @@ class OuterState:
 
     Args:
         config: resolved `outer` section.
-        pieces: fp32 pieces that this rank owns.
-        indices: into pieces, one list a fragment.
+        shards: fp32 shards that this rank owns.
+        indices: into shards, one list a fragment.
         island: id of this island.
 
     Attributes:
-        device: where the pieces live.
+        device: where the shards live.
     """
 
     def __init__(
-        self, config: OuterConfig, pieces: Sequence[Piece], indices: Sequence[Sequence[int]], *, island: int
+        self,
+        config: OuterConfig,
+        shards: Sequence[ParamShard],
+        indices: Sequence[Sequence[int]],
+        *,
+        island: int,
     ) -> None:
         optimizer = build_outer_optimizer(config)
-        owned = [[pieces[i] for i in fragment] for fragment in indices]
+        owned = [[shards[i] for i in fragment] for fragment in indices]
         self.schedule = Schedule.from_config(config)
         self.fragments = [FragmentState(config, p, own, optimizer) for p, own in enumerate(owned)]
-        self.averaging = [Averaging(config, p, own, island=island) for p, own in enumerate(owned)]
-        self.device = pieces[0].tensor.device if pieces else torch.device("cpu")
+        self.averaging = [FragmentReducer(config, p, own, island=island) for p, own in enumerate(owned)]
+        self.device = shards[0].tensor.device if shards else torch.device("cpu")
         self._indices = [list(fragment) for fragment in indices]
         self._island = island
 
@@ -55,7 +60,7 @@ class OuterState:
         return min(fragment.num_syncs for fragment in self.fragments)
 
     def anchors(self) -> list[Tensor]:
-        """The anchors in the order of the pieces; not copies."""
+        """The anchors in the order of the shards; not copies."""
         anchors: dict[int, Tensor] = {}
         for indices, fragment in zip(self._indices, self.fragments, strict=True):
             anchors.update(zip(indices, fragment.anchor, strict=True))
@@ -101,7 +106,7 @@ class OuterState:
     def adopt(self, state: State) -> None:
         """Takes over another island's `shared_state`; local weights go to the anchor.
 
-        In place: anchors, momentum, pieces.
+        In place: anchors, momentum, shards.
         """
         for fragment, theirs in zip(self.fragments, state["fragments"], strict=True):
             fragment.adopt(theirs)
@@ -119,7 +124,7 @@ class OuterState:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continues from a `state_dict` of a rank with the same pieces."""
+        """Continues from a `state_dict` of a rank with the same shards."""
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         for averaging, saved in zip(self.averaging, state["averaging"], strict=True):

@@ -1,6 +1,6 @@
 """Pseudo-gradients and what an applied outer update does to the local weights. Level 2, pure tensor maths.
 
-All functions take lists of fp32 tensors of equal shapes, one entry a piece. The names of a fragment's state:
+All functions take lists of fp32 tensors of equal shapes, one entry a shard. The names of a fragment's state:
 
 * local: the weights that the island trains;
 * anchor: the weights after the last applied outer update;

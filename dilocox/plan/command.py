@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dilocox.config.check import hints
+from dilocox.config.check import warnings
 from dilocox.config.load import load_config
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
@@ -64,7 +64,7 @@ def show(config: Config, *, seconds: float | None = None, tflops: float | None =
         time = step_time(config, traffic.num_parameters, seconds=seconds, tflops=tflops)
         console.print(tables.wan_bytes(traffic, host))
         console.print(tables.utilisation(config, host, time))
-    for hint in hints(config):
+    for hint in warnings(config):
         console.print(f"[yellow]note[/] {hint}")
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from dilocox.config.schema import Config
-from dilocox.outer.codec.sizes import exchange_bytes, low_rank_numels
+from dilocox.outer.codec.sizes import allreduce_bytes, low_rank_numels
 from dilocox.outer.fragments import assign, group
 from dilocox.shapes import ParameterShape, stage_parameters
 from dilocox.topology import Topology
@@ -68,7 +68,7 @@ class Traffic:
         shapes = self._owned(self.fragments[coordinate.pp][fragment], coordinate.dp)
         outer = self.config.outer
         return sum(
-            exchange_bytes(
+            allreduce_bytes(
                 "int4" if outer.codec == "low_rank" else outer.codec,
                 gather_codec=outer.gather_codec,
                 block_size=outer.codec_block_size,
@@ -94,7 +94,7 @@ class Traffic:
         return range(host * per_host, (host + 1) * per_host)
 
     def _fp32_bytes(self, shapes: Sequence[Shape]) -> int:
-        return exchange_bytes(
+        return allreduce_bytes(
             "none",
             block_size=self.config.outer.codec_block_size,
             numels=[prod(shape) for shape in shapes],
@@ -108,7 +108,7 @@ class Traffic:
         return [[prod(shape) for shape in shapes]]
 
     def _owned(self, parameters: Sequence[ParameterShape], dp_rank: int) -> list[Shape]:
-        """Shapes of the pieces of a data parallel rank: row blocks, or flat shards."""
+        """Shapes of the shards of a data parallel rank: row blocks, or flat shards."""
         dp, shapes = self.topology.dp, []
         for parameter in parameters:
             whole = parameter.shape_on_rank(self.topology.tp)

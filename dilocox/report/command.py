@@ -60,7 +60,7 @@ def write(run_dir: Path) -> Path:
 
 
 def _page(run: RunData, sections: Iterable[str]) -> str:
-    template = resources.files("dilocox.metrics").joinpath("report_page.html").read_text()
+    template = resources.files("dilocox.report").joinpath("page.html").read_text()
     sample = run.summary.get("sample")
     return Template(template).substitute(
         title=html.escape(f"{run.name} · dilocox"),

@@ -5,7 +5,7 @@
 
 import pytest
 
-from dilocox.config.check import hints
+from dilocox.config.check import warnings
 from dilocox.config.load import load_config
 from dilocox.errors import ConfigError
 from tests.config.invalid_configs import INVALID
@@ -77,6 +77,6 @@ def test_valid_configuration_passes(text, tmp_path):
 def test_hints(text, hint, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    found = hints(load_config(path))
+    found = warnings(load_config(path))
     assert len(found) == (hint is not None)
     assert hint is None or hint in found[0]

@@ -149,7 +149,7 @@ def test_islands_must_share_everything_else(other):
 
 
 def test_a_fingerprint_does_not_depend_on_the_process():
-    program = "from dilocox import config, config_load as load; print(load.fingerprint(config.Config()))"
+    program = "from dilocox.config import load, schema; print(load.fingerprint(schema.Config()))"
     outputs = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

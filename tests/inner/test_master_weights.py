@@ -1,4 +1,4 @@
-"""Level 2 writes to the pieces that a rank owns; after `publish` every copy in the island has those bits."""
+"""Level 2 writes to the shards that a rank owns; after `publish` every copy in the island has those bits."""
 
 import hashlib
 import re
@@ -37,11 +37,11 @@ def model_bits(inner):
     return {name: bits(parameter) for name, parameter in named_global_parameters(inner.model).items()}
 
 
-def change(piece, tp_rank):
-    """The same noise on all equal copies of a piece, other noise elsewhere."""
-    key = f"{piece.name}/{0 if piece.replicated else tp_rank}"
+def change(shard, tp_rank):
+    """The same noise on all equal copies of a shard, other noise elsewhere."""
+    key = f"{shard.name}/{0 if shard.replicated else tp_rank}"
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
-    piece.tensor.add_(torch.randn(piece.tensor.shape, generator=generator), alpha=0.01)
+    shard.tensor.add_(torch.randn(shard.tensor.shape, generator=generator), alpha=0.01)
 
 
 def _publish(rank, config):
@@ -54,22 +54,22 @@ def _publish(rank, config):
     trained = model_bits(inner)
     masters.publish()
     untouched = model_bits(inner) == trained
-    for piece in masters.pieces:
-        change(piece, island.coordinate.tp)
+    for shard in masters.shards:
+        change(shard, island.coordinate.tp)
     masters.publish()
-    published, values = model_bits(inner), [piece.tensor.clone() for piece in masters.pieces]
+    published, values = model_bits(inner), [shard.tensor.clone() for shard in masters.shards]
     other = [torch.full_like(value, 0.25) for value in values]
     with masters.temporarily(other):
         replaced = all(bool((parameter == 0.25).all()) for parameter in inner.model.parameters())
     restored = model_bits(inner) == published and all(
-        torch.equal(piece.tensor, value) for piece, value in zip(masters.pieces, values, strict=True)
+        torch.equal(shard.tensor, value) for shard, value in zip(masters.shards, values, strict=True)
     )
     after = train(inner, config, range(2, 4))
     return {
         "coordinate": island.coordinate,
-        "pieces": [
-            (piece.name, piece.tensor.shape, piece.role, piece.layer, piece.replicated, piece.counted)
-            for piece in masters.pieces
+        "shards": [
+            (shard.name, shard.tensor.shape, shard.role, shard.layer, shard.replicated, shard.counted)
+            for shard in masters.shards
         ],
         "changed": [name for name in trained if trained[name] != published[name]],
         "untouched": untouched,
@@ -112,7 +112,7 @@ def test_other_values_are_there_temporarily_and_leave_no_trace(ranks):
 def test_every_element_is_owned_once_by_each_tensor_parallel_rank(ranks):
     sizes, counted = Counter(), 0
     for rank in ranks:
-        for name, shape, _, _, replicated, is_counted in rank["pieces"]:
+        for name, shape, _, _, replicated, is_counted in rank["shards"]:
             sizes[name.split("[")[0], rank["coordinate"].tp, replicated] += shape.numel()
             counted += shape.numel() * is_counted
     whole = {name: size for (name, _, _), size in sizes.items()}
@@ -123,7 +123,7 @@ def test_every_element_is_owned_once_by_each_tensor_parallel_rank(ranks):
 
 def test_pieces_say_what_they_are(ranks):
     for rank in ranks:
-        for name, shape, role, layer, replicated, counted in rank["pieces"]:
+        for name, shape, role, layer, replicated, counted in rank["shards"]:
             match = re.fullmatch(r"decoder\.layers\.(\d)\..*", name)
             assert layer == (int(match.group(1)) if match else None)
             assert role == ("layer" if match else "embedding" if "embedding" in name else "head")
@@ -139,7 +139,7 @@ def _learned(rank, config):
 
     inner = make_inner(config, join_island(rank, config))
     masters = MasterWeights(inner.island, inner.model, inner.optimizer)
-    anchors = [piece.tensor.clone() for piece in masters.pieces]
+    anchors = [shard.tensor.clone() for shard in masters.shards]
     batches = [make_batch(config, inner.island, 500)]
     first = inner.evaluate(batches)
     train(inner, config, range(5))

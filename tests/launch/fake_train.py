@@ -20,7 +20,7 @@ from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
 from dilocox.metrics.summary import Outcome, island_summary, write_island_summary
 from dilocox.metrics.throughput import Throughput
-from dilocox.pdeathsig import tie_to_parent
+from dilocox.pdeathsig import set_pdeathsig
 
 PARAMETERS = 1_000_000
 
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    tie_to_parent(signal.SIGTERM)
+    set_pdeathsig(signal.SIGTERM)
     rank = int(os.environ["RANK"])
     stop = Stop()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.behaviour == "deaf" else stop)

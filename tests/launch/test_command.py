@@ -17,7 +17,7 @@ import pytest
 
 from dilocox import cli
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from dilocox.config.load import load_config

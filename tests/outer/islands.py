@@ -9,13 +9,13 @@ import torch
 
 from dilocox.config.defaults import resolve
 from dilocox.config.schema import Config, OuterConfig
-from dilocox.outer.control_group import LoneRank
-from dilocox.outer.diloco import OuterSync
+from dilocox.outer.control_group import SingleRankControl
+from dilocox.outer.diloco import DilocoLoop
 from dilocox.outer.schedule import EventKind
-from dilocox.outer.sync.runner import Exchange, JoinRules
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.sync.runner import JoinRules, SyncRunner
+from dilocox.outer.wan.base import Member
 from dilocox.outer.wan.loopback import LoopbackHub
-from dilocox.param_shard import Piece
+from dilocox.param_shard import ParamShard
 
 SHAPES = [(2, 3), (5,)]
 
@@ -42,7 +42,7 @@ def outer_config(**settings) -> OuterConfig:
 
 
 class ThreadIsland:
-    """One island: pieces that a test moves by hand, and its `OuterSync`.
+    """One island: shards that a test moves by hand, and its `DilocoLoop`.
 
     Attributes:
         weights: one list of tensors a fragment.
@@ -54,21 +54,21 @@ class ThreadIsland:
         generator = torch.Generator().manual_seed(seed or 0)
         make = torch.zeros if seed is None else lambda shape: torch.randn(shape, generator=generator)
         self.weights = [[make(shape) for shape in shapes] for _ in range(config.num_fragments)]
-        pieces = [
-            Piece(f"fragment{p}.{i}", tensor, "layer", p, replicated=False, counted=True)
+        shards = [
+            ParamShard(f"fragment{p}.{i}", tensor, "layer", p, replicated=False, counted=True)
             for p, tensors in enumerate(self.weights)
             for i, tensor in enumerate(tensors)
         ]
         per = len(shapes)
         self.wan = hub.wan(island)
         self.stopping = threading.Event()
-        self.sync = OuterSync(
+        self.sync = DilocoLoop(
             config,
-            pieces=pieces,
+            shards=shards,
             fragments=[list(range(p * per, (p + 1) * per)) for p in range(config.num_fragments)],
-            exchange=Exchange(self.wan, LoneRank(), retry_s=5.0, stopping=self.stopping.is_set),
+            exchange=SyncRunner(self.wan, SingleRankControl(), retry_s=5.0, stopping=self.stopping.is_set),
             rules=JoinRules(num_islands, min_islands, timeout_s=5.0),
-            hello=Hello(island, "sync", "run", "print", 0, 0, 0, 1.0, ""),
+            hello=Member(island, "sync", "run", "print", 0, 0, 0, 1.0, ""),
             publish=lambda: None,
             report=self.log,
         )

@@ -87,19 +87,19 @@ class FailingTransport:
 
     def __init__(self, wan, rounds):
         self.wan, self.rounds, self.number = wan, rounds, -1
-        self.open_round_for_real = wan.open_round
-        wan.open_round = self.open_round
+        self.open_round_for_real = wan.open_session
+        wan.open_session = self.open_session
 
-    def open_round(self, hello):
-        round_ = self.open_round_for_real(hello)
+    def open_session(self, hello):
+        session = self.open_round_for_real(hello)
         self.number += 1
         if self.number in self.rounds:
 
             def fail(messages, recv_bytes):
                 raise WanError("link down")
 
-            round_.transport.all_to_all = fail
-        return round_
+            session.transport.all_to_all = fail
+        return session
 
 
 @pytest.mark.parametrize(

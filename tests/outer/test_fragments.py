@@ -1,4 +1,4 @@
-"""Fragments: whole layers, every piece once, balanced in each stage, equal wherever they are worked out."""
+"""Fragments: whole layers, every shard once, balanced in each stage, equal wherever they are worked out."""
 
 import random
 from dataclasses import replace

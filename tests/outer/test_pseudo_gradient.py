@@ -104,10 +104,10 @@ def test_eager_uses_every_pseudo_gradient_once():
     deltas = torch.randn(6, 4)  # rounds x islands
     applied = torch.zeros(4)
     for island in range(4):
-        for round_ in range(7):
-            fresh = [deltas[round_, island]] if round_ < 6 else None
-            mean = [deltas[round_ - 1].mean()] if round_ else None
-            own = [deltas[round_ - 1, island]] if round_ else None
+        for session in range(7):
+            fresh = [deltas[session, island]] if session < 6 else None
+            mean = [deltas[session - 1].mean()] if session else None
+            own = [deltas[session - 1, island]] if session else None
             shares = {"fresh_share": 0.25, "previous_share": 0.25}
             applied[island] += pseudo_gradient.eager_share(fresh, mean, own, **shares)[0]
     torch.testing.assert_close(applied, deltas.mean(dim=1).sum().expand(4))

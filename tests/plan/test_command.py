@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dilocox.cli import main
-from dilocox.config.check import hints
+from dilocox.config.check import warnings
 from dilocox.config.defaults import resolve
 from dilocox.config.load import load_config
 from dilocox.config.schema import Config, ModelConfig, OuterConfig, ParallelConfig
@@ -16,7 +16,7 @@ from dilocox.plan.memory import rank_memory
 from dilocox.plan.traffic import Traffic, busiest_host, island_outer_step_bytes
 from dilocox.plan.utilisation import compute_utilisation, step_time
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = {
     "demo": (1.1e6, 0.05),
     "diloco_60m": (60e6, 0.05),
@@ -63,7 +63,7 @@ def test_the_plan_says_what_mixing_drops(alpha, dropped, capsys):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_end_with_whole_rounds(name):
-    assert hints(preset(name).config) == []
+    assert warnings(preset(name).config) == []
 
 
 def test_no_preset_is_left_out():

@@ -275,6 +275,6 @@ def test_generated_scripts_are_valid_bash(run_folder):
 
 
 def test_the_launch_files_travel_with_the_package():
-    assert launch_folder() == (Path(__file__).parents[1] / "launch").resolve()
+    assert launch_folder() == (Path(__file__).parents[2] / "launch").resolve()
     with pytest.raises(ConfigError):
         parse_site({})

@@ -25,7 +25,7 @@ from dilocox.outer.codec.sizes import message_bytes
 
 
 @dataclass(frozen=True)
-class Average:
+class MeanResult:
     """Result of one averaging round.
 
     Attributes:
@@ -103,7 +103,7 @@ class Codec(ABC):
             )
 
 
-AverageRounds = Generator[list[Tensor], Average, Average]
+CompressorPasses = Generator[list[Tensor], MeanResult, MeanResult]
 
 
 class Compressor(Protocol):
@@ -113,8 +113,8 @@ class Compressor(Protocol):
     `state_dict` is shared state and goes to an island that is healed.
     """
 
-    def rounds(self, tensors: list[Tensor]) -> AverageRounds:
-        """Yields tensors to average; is sent their `Average`; returns the `Average` of the input."""
+    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
+        """Yields tensors to average; is sent their `MeanResult`; returns the `MeanResult` of the input."""
 
     def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
         """Sizes of the tensors that the next `rounds` yields, for predicted bytes."""
@@ -134,7 +134,7 @@ class Compressor(Protocol):
 class DenseCompressor:
     """Averages the pseudo-gradient itself, in one round."""
 
-    def rounds(self, tensors: list[Tensor]) -> AverageRounds:
+    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
         """One round over the input."""
         return (yield tensors)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 class ErrorFeedback:
-    """Residuals of one fragment, one fp32 tensor a piece.
+    """Residuals of one fragment, one fp32 tensor a shard.
 
     Args:
-        names: piece names, the keys in a checkpoint.
-        like: tensors with the shapes and the device of the pieces.
+        names: shard names, the keys in a checkpoint.
+        like: tensors with the shapes and the device of the shards.
     """
 
     def __init__(self, names: Sequence[str], like: Sequence[Tensor]) -> None:
@@ -35,20 +35,20 @@ class ErrorFeedback:
 
         Args:
             sent: what `compensate` returned.
-            own: `Average.own`, what the others decoded from it.
+            own: `MeanResult.own`, what the others decoded from it.
         """
         for residual, x, decoded in zip(self.residual, sent, own, strict=True):
             torch.sub(x, decoded, out=residual)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residual by piece name."""
+        """Residual by shard name."""
         return dict(zip(self._names, self.residual, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copies the residuals of a checkpoint.
 
         Raises:
-            KeyError: a piece is missing.
+            KeyError: a shard is missing.
         """
         for name, residual in zip(self._names, self.residual, strict=True):
             residual.copy_(state[name])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dilocox.outer.codec.adaptive_rank import AdaptiveRank, effective_rank
-from dilocox.outer.codec.base import Average, AverageRounds
+from dilocox.outer.codec.base import CompressorPasses, MeanResult
 from dilocox.outer.codec.sizes import is_low_rank, low_rank_numels
 
 _DEPENDENT = 1e-5
@@ -34,7 +34,7 @@ class LowRankCompressor:
     """Averages a fragment's matrices by their factors.
 
     Args:
-        names: piece names; they seed the first bases, equally on all islands and replicas.
+        names: shard names; they seed the first bases, equally on all islands and replicas.
         rank: r_1.
         adaptive: follow the effective rank of the mean.
         always_dense: names of matrices with replicas on other ranks of the island; those ranks may have
@@ -69,7 +69,7 @@ class LowRankCompressor:
         """r_t / r_1, by which the sync interval may follow."""
         return self._rank.interval_scale
 
-    def rounds(self, tensors: list[Tensor]) -> AverageRounds:
+    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
         """See the module; `commit` or `discard` must follow."""
         shapes = self._effective([tensor.shape for tensor in tensors])
         low = [i for i, shape in enumerate(shapes) if is_low_rank(shape, self.codec_rank)]
@@ -86,7 +86,7 @@ class LowRankCompressor:
             mean[i] = _product(left[i], mean_factor)
             own[i] = _product(left[i], own_factor)
         self._learned = {self._names[i]: factor for i, factor in zip(low, factors.mean, strict=True)}
-        return Average(mean, own)
+        return MeanResult(mean, own)
 
     def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
         """See `Compressor.round_numels`."""

@@ -77,7 +77,7 @@ def cut_shards(numels: Sequence[int], block_size: int, num_shards: int) -> list[
     return shards
 
 
-def exchange_bytes(
+def allreduce_bytes(
     codec: str,
     *,
     gather_codec: str | None = None,
@@ -100,7 +100,7 @@ def exchange_bytes(
         return 0
     if num_islands == 2:
         return HEADER_BYTES + message_bytes(codec, block_size, numels)
-    shards = [[piece.numel for piece in shard] for shard in cut_shards(numels, block_size, num_islands)]
+    shards = [[shard.numel for shard in shard] for shard in cut_shards(numels, block_size, num_islands)]
     scatter = sum(
         HEADER_BYTES + message_bytes(codec, block_size, shard)
         for owner, shard in enumerate(shards)

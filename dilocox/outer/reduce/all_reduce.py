@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dilocox.errors import WanError
-from dilocox.outer.codec.base import Average, Codec
+from dilocox.outer.codec.base import Codec, MeanResult
 from dilocox.outer.codec.sizes import HEADER_BYTES, Slice, cut_shards
-from dilocox.outer.reduce.gather_feedback import ServerResidual, scaled
+from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback, scaled
 from dilocox.outer.wan.base import Transport
 from dilocox.outer.wan.header import Header, Identity, Shot, open_message, seal
 
@@ -31,8 +31,8 @@ def average(
     codec: Codec,
     gather_codec: Codec,
     identity: Identity,
-    server: ServerResidual | None = None,
-) -> Average:
+    server: GatherErrorFeedback | None = None,
+) -> MeanResult:
     """Averages tensors over the members of a round, weighted by `transport.weights`.
 
     A member of weight 0 abstains: it sends no values, owns its shard and takes the result.
@@ -56,8 +56,8 @@ def average(
         raise WanError("every island abstains from this sync")
     shapes = [tensor.shape for tensor in tensors]
     flat = [tensor.reshape(-1) for tensor in tensors]
-    passed_on = _foreign_residual(transport, server)
-    job = _Exchange(_plus(flat, passed_on), transport, codec=codec, identity=identity)
+    forwarded = _foreign_residual(transport, server)
+    job = _CompressedAllReduce(_plus(flat, forwarded), transport, codec=codec, identity=identity)
     num_islands = len(transport.weights)
     if num_islands == 1:
         mean, own = [tensor.clone() for tensor in job.flat], job.flat
@@ -67,14 +67,14 @@ def average(
         mean, own = job.two_shots(gather_codec, server)
     if server is not None:
         server.stage(
-            num_islands, transport.index, lost=job.lost, passed_on=transport.weights[transport.index] > 0
+            num_islands, transport.index, lost=job.lost, forwarded=transport.weights[transport.index] > 0
         )
     # What was passed on is in `own` but not in `tensors`.
-    own = _plus(own, scaled(passed_on, -1.0))
-    return Average(_shaped(mean, shapes), _shaped(own, shapes))
+    own = _plus(own, scaled(forwarded, -1.0))
+    return MeanResult(_shaped(mean, shapes), _shaped(own, shapes))
 
 
-class _Exchange:
+class _CompressedAllReduce:
     """One averaging under way.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Exchange:
         return self._mean(received, numels), own
 
     def two_shots(
-        self, gather_codec: Codec, server: ServerResidual | None
+        self, gather_codec: Codec, server: GatherErrorFeedback | None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Three islands and more. Returns: mean, own. In place: `lost`."""
         num_islands = len(self._weights)
@@ -208,7 +208,7 @@ def _plus(flat: list[Tensor], parts: Sequence[tuple[Slice, Tensor]]) -> list[Ten
     return result
 
 
-def _foreign_residual(transport: Transport, server: ServerResidual | None) -> list[tuple[Slice, Tensor]]:
+def _foreign_residual(transport: Transport, server: GatherErrorFeedback | None) -> list[tuple[Slice, Tensor]]:
     """Residuals of an earlier cut, scaled so that the mean gains them in full through this island's share."""
     weight = transport.weights[transport.index]
     if server is None or weight <= 0:

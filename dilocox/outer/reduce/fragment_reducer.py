@@ -14,49 +14,51 @@ from typing import Any
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
-from dilocox.outer.codec.base import Average, Compressor, DenseCompressor
+from dilocox.outer.codec.base import Compressor, DenseCompressor, MeanResult
 from dilocox.outer.codec.build import build_codec
 from dilocox.outer.codec.error_feedback import ErrorFeedback
 from dilocox.outer.codec.low_rank import LowRankCompressor
-from dilocox.outer.codec.sizes import exchange_bytes
+from dilocox.outer.codec.sizes import allreduce_bytes
 from dilocox.outer.reduce.all_reduce import average
-from dilocox.outer.reduce.gather_feedback import ServerResidual
-from dilocox.outer.wan.base import Hello, Transport
+from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback
+from dilocox.outer.wan.base import Member, Transport
 from dilocox.outer.wan.header import Identity
-from dilocox.param_shard import Piece
+from dilocox.param_shard import ParamShard
 
 State = dict[str, Any]
 
 
-class Averaging:
+class FragmentReducer:
     """Averages the pseudo-gradients of one fragment over the islands.
 
     Args:
         config: resolved `outer` section.
         fragment: which one.
-        pieces: this rank's part of it.
+        shards: this rank's part of it.
         island: id of this island; stochastic rounding differs between islands.
     """
 
-    def __init__(self, config: OuterConfig, fragment: int, pieces: Sequence[Piece], *, island: int) -> None:
+    def __init__(
+        self, config: OuterConfig, fragment: int, shards: Sequence[ParamShard], *, island: int
+    ) -> None:
         self._config = config
         self._fragment = fragment
         self._island = island
-        self._shapes = [tuple(piece.tensor.shape) for piece in pieces]
-        self._compressor = _compressor(config, pieces)
+        self._shapes = [tuple(shard.tensor.shape) for shard in shards]
+        self._compressor = _compressor(config, shards)
         self._codec = build_codec(_wire_codec(config), config.codec_block_size, config.rounding)
         self._gather_codec = build_codec(_gather_codec(config), config.codec_block_size, config.rounding)
         self._feedback: ErrorFeedback | None = None
-        self._server: ServerResidual | None = None
+        self._server: GatherErrorFeedback | None = None
         if config.error_feedback:
-            self._feedback = ErrorFeedback([p.name for p in pieces], [p.tensor for p in pieces])
+            self._feedback = ErrorFeedback([p.name for p in shards], [p.tensor for p in shards])
             # the factors of two low-rank rounds have other bases: their gather loss cannot be carried over
-            self._server = ServerResidual() if config.codec != "low_rank" else None
+            self._server = GatherErrorFeedback() if config.codec != "low_rank" else None
 
     @classmethod
-    def exact(cls, fragment: int, pieces: Sequence[Piece], *, island: int) -> Averaging:
+    def exact(cls, fragment: int, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
         """Without codec and residual: fp32 in, fp32 out."""
-        return cls(OuterConfig(codec="none", gather_codec="none"), fragment, pieces, island=island)
+        return cls(OuterConfig(codec="none", gather_codec="none"), fragment, shards, island=island)
 
     @property
     def interval_scale(self) -> float | None:
@@ -67,7 +69,7 @@ class Averaging:
         """Adds the residual: what to average. Not in place."""
         return deltas if self._feedback is None else self._feedback.compensate(deltas)
 
-    def average(self, sent: list[Tensor], transport: Transport, hello: Hello) -> Average:
+    def average(self, sent: list[Tensor], transport: Transport, hello: Member) -> MeanResult:
         """Averages over the members of a round.
 
         Collective: all members, in the exchange thread.
@@ -83,11 +85,11 @@ class Averaging:
             try:
                 tensors = rounds.send(mean)
             except StopIteration as done:
-                result: Average = done.value
+                result: MeanResult = done.value
                 return result
             exchange += 1
 
-    def commit(self, sent: Sequence[Tensor], result: Average, *, listened: bool) -> None:
+    def commit(self, sent: Sequence[Tensor], result: MeanResult, *, listened: bool) -> None:
         """The sync is being applied. In place: residuals, warm start.
 
         Args:
@@ -108,7 +110,7 @@ class Averaging:
     def predicted_bytes(self, num_islands: int, index: int) -> int:
         """Payload bytes of this rank for one sync with all islands."""
         return sum(
-            exchange_bytes(
+            allreduce_bytes(
                 _wire_codec(self._config),
                 gather_codec=_gather_codec(self._config),
                 block_size=self._config.codec_block_size,
@@ -154,8 +156,8 @@ class Averaging:
         return [[prod(shape) for shape in self._shapes]]
 
     def _average_once(
-        self, tensors: list[Tensor], transport: Transport, hello: Hello, exchange: int
-    ) -> Average:
+        self, tensors: list[Tensor], transport: Transport, hello: Member, exchange: int
+    ) -> MeanResult:
         # A seed for each message instead of a generator that runs on: a sync that is started again after a
         # resume then sends the same bits.
         name = f"{hello.run_id} {self._island} {hello.fragment} {hello.inner_step} {exchange}"
@@ -180,13 +182,13 @@ def _gather_codec(config: OuterConfig) -> str:
     return config.gather_codec or _wire_codec(config)
 
 
-def _compressor(config: OuterConfig, pieces: Sequence[Piece]) -> Compressor:
+def _compressor(config: OuterConfig, shards: Sequence[ParamShard]) -> Compressor:
     if config.codec != "low_rank":
         return DenseCompressor()
     return LowRankCompressor(
-        [piece.name for piece in pieces],
+        [shard.name for shard in shards],
         rank=config.codec_rank,
         adaptive=config.adaptive_rank,
         # their tensor parallel ranks adapt on their own, and copies must stay equal
-        always_dense=[piece.name for piece in pieces if piece.replicated],
+        always_dense=[shard.name for shard in shards if shard.replicated],
     )

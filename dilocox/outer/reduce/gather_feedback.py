@@ -26,7 +26,7 @@ class _Part:
     values: Tensor
 
 
-class ServerResidual:
+class GatherErrorFeedback:
     """Gather-half residuals of one fragment on this rank; they change in `commit` alone."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class ServerResidual:
         return [(p.place, p.values) for p in self._parts if not self._fits(p, num_islands, index)]
 
     def stage(
-        self, num_islands: int, index: int, *, lost: Sequence[tuple[Slice, Tensor]], passed_on: bool
+        self, num_islands: int, index: int, *, lost: Sequence[tuple[Slice, Tensor]], forwarded: bool
     ) -> None:
         """Remembers what a round lost, until the vote is known.
 
@@ -52,9 +52,9 @@ class ServerResidual:
             num_islands: members of the round.
             index: position of this island among them.
             lost: for each slice of the owned shard, what requantising it lost.
-            passed_on: whether the foreign residuals went into this island's message.
+            forwarded: whether the foreign residuals went into this island's message.
         """
-        kept = [] if passed_on else [p for p in self._parts if not self._fits(p, num_islands, index)]
+        kept = [] if forwarded else [p for p in self._parts if not self._fits(p, num_islands, index)]
         self._staged = kept + [_Part(num_islands, index, place, values) for place, values in lost]
 
     def commit(self) -> None:

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from dilocox.metrics.records import SyncRecord
 from dilocox.outer.schedule import Event, EventKind
-from dilocox.outer.sync.runner import Outcome
+from dilocox.outer.sync.runner import SyncResult
 
 
 @dataclass
-class Flight:
+class PendingSync:
     """Measured, and started once `future` is there.
 
     Attributes:
         event: the START it belongs to.
         inner_step: inner steps done when it was measured.
-        deltas: pseudo-gradient, one fp32 tensor a piece.
+        deltas: pseudo-gradient, one fp32 tensor a shard.
         message: what crosses the WAN; the deltas themselves but for `eager`.
     """
 
@@ -28,9 +28,9 @@ class Flight:
     inner_step: int
     deltas: list[Tensor]
     message: list[Tensor]
-    future: Future[Outcome] | None = None
+    future: Future[SyncResult] | None = None
 
-    def record(self, outcome: Outcome, *, outer_step: int, blocked_s: float, codec: str) -> SyncRecord:
+    def record(self, outcome: SyncResult, *, outer_step: int, blocked_s: float, codec: str) -> SyncRecord:
         """What metrics and log say of it.
 
         Args:
@@ -62,7 +62,7 @@ class Flight:
         }
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Flight:
+    def from_state_dict(cls, state: dict[str, Any]) -> PendingSync:
         """Inverse of `state_dict`; not started."""
         event = Event(EventKind.START, *state["event"])
         return cls(event, state["inner_step"], state["deltas"], state["message"])

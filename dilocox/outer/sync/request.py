@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from dilocox.config.schema import OuterConfig
 from dilocox.outer.outer_state import OuterState
-from dilocox.outer.reduce.fragment_reducer import Averaging
-from dilocox.outer.sync.pending import Flight
-from dilocox.outer.sync.runner import Proposal
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
+from dilocox.outer.sync.pending import PendingSync
+from dilocox.outer.sync.runner import SyncRequest
+from dilocox.outer.wan.base import Member
 
 
 class Proposals:
@@ -19,12 +19,12 @@ class Proposals:
         hello: identity of this island; the numbers of the round are filled in here.
     """
 
-    def __init__(self, config: OuterConfig, state: OuterState, hello: Hello) -> None:
+    def __init__(self, config: OuterConfig, state: OuterState, hello: Member) -> None:
         self._config = config
         self._state = state
         self._hello = hello
 
-    def to_join(self, inner_step: int) -> Hello:
+    def to_join(self, inner_step: int) -> Member:
         """Asks to be let in, having done inner_step inner steps."""
         comparable = inner_step == 0 or self._config.delay_mode != "eager"
         return replace(
@@ -35,33 +35,33 @@ class Proposals:
             anchor_hash=self._state.anchor_hash() if comparable else "",
         )
 
-    def of(self, flight: Flight) -> Proposal:
+    def of(self, flight: PendingSync) -> SyncRequest:
         """Brings what was measured."""
         fragment = self._state.fragments[flight.event.fragment]
-        return Proposal(
+        return SyncRequest(
             hello=self._to_sync(fragment.number, flight.inner_step),
             deltas=flight.message,
-            pieces=fragment.pieces,
+            shards=fragment.shards,
             averaging=self._state.averaging[fragment.number],
             judge=fragment.guard.reason_to_abstain,
             anchor=() if self._config.delay_mode == "eager" else fragment.anchor,
         )
 
-    def of_anchor(self, inner_step: int) -> Proposal:
+    def of_anchor(self, inner_step: int) -> SyncRequest:
         """Brings the anchor itself, without codec, residual or guard.
 
         The end of `eager`, whose anchors are each island's own until they are averaged once, in fp32.
         """
         (fragment,) = self._state.fragments
-        return Proposal(
+        return SyncRequest(
             hello=self._to_sync(fragment.number, inner_step),
             deltas=[anchor.clone() for anchor in fragment.anchor],
-            pieces=fragment.pieces,
-            averaging=Averaging.exact(fragment.number, fragment.pieces, island=self._hello.island),
+            shards=fragment.shards,
+            averaging=FragmentReducer.exact(fragment.number, fragment.shards, island=self._hello.island),
             judge=lambda norm: None,
         )
 
-    def _to_sync(self, number: int, inner_step: int) -> Hello:
+    def _to_sync(self, number: int, inner_step: int) -> Member:
         fragment = self._state.fragments[number]
         return replace(
             self._hello,

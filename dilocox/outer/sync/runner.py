@@ -15,38 +15,38 @@ from typing import Any
 from torch import Tensor
 
 from dilocox.errors import QuorumError, WanError
-from dilocox.outer.codec.base import Average
-from dilocox.outer.control_group import Island
+from dilocox.outer.codec.base import MeanResult
+from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.hashing import hash_tensors
-from dilocox.outer.reduce.fragment_reducer import Averaging
-from dilocox.outer.wan.base import Hello, Round, Wan
-from dilocox.param_shard import Piece
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
+from dilocox.outer.wan.base import Member, QuorumSession, Wan
+from dilocox.param_shard import ParamShard
 
 _RETRY_PAUSE_S = 0.2
 _JOIN_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Proposal:
+class SyncRequest:
     """What this island brings to a sync of one fragment.
 
     Attributes:
-        deltas: pseudo-gradient, one fp32 tensor a piece; not written to while the sync runs.
+        deltas: pseudo-gradient, one fp32 tensor a shard; not written to while the sync runs.
         averaging: how it crosses the WAN.
         judge: norm -> reason to abstain, or None.
         anchor: of the fragment; all islands must have the same. Empty: theirs may differ.
     """
 
-    hello: Hello
+    hello: Member
     deltas: list[Tensor]
-    pieces: Sequence[Piece]
-    averaging: Averaging
+    shards: Sequence[ParamShard]
+    averaging: FragmentReducer
     judge: Callable[[float], str | None]
     anchor: Sequence[Tensor] = ()
 
 
 @dataclass
-class Outcome:
+class SyncResult:
     """What came of a sync.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcome:
         interval_scale: sync interval over its initial value (adaptive low rank), or None.
     """
 
-    average: Average | None = None
+    average: MeanResult | None = None
     sent: list[Tensor] = field(default_factory=list)
     weight: float = 0.0
     num_participants: int = 0
@@ -108,11 +108,11 @@ class Joined:
     inner_step: int
     num_islands: int
     fragment: int = 0
-    outcome: Outcome | None = None
+    outcome: SyncResult | None = None
     healed: dict[str, Any] | None = None
 
 
-class Exchange:
+class SyncRunner:
     """Runs proposals on the WAN.
 
     Collective: every method, by all ranks of this island in the same order, in the exchange thread.
@@ -125,22 +125,22 @@ class Exchange:
     """
 
     def __init__(
-        self, wan: Wan, island: Island, *, retry_s: float, stopping: Callable[[], bool] = lambda: False
+        self, wan: Wan, island: ControlGroup, *, retry_s: float, stopping: Callable[[], bool] = lambda: False
     ) -> None:
         self.wan = wan
         self._island = island
         self._retry_s = retry_s
         self._stopping = stopping
 
-    def run(self, proposal: Proposal) -> Outcome:
+    def run(self, proposal: SyncRequest) -> SyncResult:
         """Runs one sync; a failure is in the outcome, not raised."""
         started = time.perf_counter()
-        outcome = Outcome()
+        outcome = SyncResult()
         try:
             self._guard(proposal, outcome)
-            round_ = self._open(_complete(proposal, outcome))
+            session = self._open(_complete(proposal, outcome))
             outcome.waiting_s = time.perf_counter() - started
-            self._take_part(proposal, round_, outcome)
+            self._take_part(proposal, session, outcome)
         except WanError as error:
             outcome.error = str(error)
         outcome.exchange_s = time.perf_counter() - started
@@ -148,10 +148,10 @@ class Exchange:
 
     def join(
         self,
-        hello: Hello,
+        hello: Member,
         rules: JoinRules,
         *,
-        listen: Callable[[Hello, dict[str, Any] | None], Proposal],
+        listen: Callable[[Member, dict[str, Any] | None], SyncRequest],
         waiting: Callable[..., None],
     ) -> Joined:
         """Meets the other islands at start.
@@ -171,20 +171,20 @@ class Exchange:
             self._give_up_if_stopping()
             late = self._island.sum([float(time.monotonic() > deadline)])[0] > 0
             try:
-                round_ = self.wan.open_round(hello)
+                session = self.wan.open_session(hello)
             except QuorumError as error:
                 if late:
                     raise
                 waiting(reason=str(error))
                 time.sleep(_JOIN_PAUSE_S)
                 continue
-            healed = round_.healed or healed
-            members = round_.members
+            healed = session.healed or healed
+            members = session.members
             running = next((member for member in members if member.kind == "sync"), None)
             if running is not None:
-                outcome = Outcome(healed=healed)
+                outcome = SyncResult(healed=healed)
                 try:
-                    self._take_part(listen(running, healed), round_, outcome)
+                    self._take_part(listen(running, healed), session, outcome)
                 except WanError as error:
                     if late:
                         raise
@@ -194,9 +194,9 @@ class Exchange:
             if len(members) >= (rules.min_islands if late else rules.num_islands):
                 if healed is None:
                     _check_anchors(members)
-                round_.commit(True)
+                session.commit(True)
                 return Joined(max(m.inner_step for m in members), len(members), healed=healed)
-            round_.commit(False)
+            session.commit(False)
             if late:
                 raise QuorumError(
                     f"{len(members)} of {rules.num_islands} islands after {rules.timeout_s:.0f} s "
@@ -210,50 +210,50 @@ class Exchange:
                 )
             time.sleep(_JOIN_PAUSE_S)
 
-    def _take_part(self, proposal: Proposal, round_: Round, outcome: Outcome) -> None:
+    def _take_part(self, proposal: SyncRequest, session: QuorumSession, outcome: SyncResult) -> None:
         """Averages in an open round and votes; fills in the outcome.
 
         Raises:
             WanError: this island has voted no.
         """
-        transport = round_.transport
-        outcome.healed = round_.healed or outcome.healed
+        transport = session.transport
+        outcome.healed = session.healed or outcome.healed
         outcome.num_participants = sum(weight > 0 for weight in transport.weights)
         outcome.weight = transport.weights[transport.index]
         try:
             sent = proposal.averaging.compensate(proposal.deltas)
             average = proposal.averaging.average(sent, transport, proposal.hello)
         except WanError:
-            round_.commit(False)
+            session.commit(False)
             raise
-        if not round_.commit(True):
+        if not session.commit(True):
             raise WanError("another rank of this island failed, or fewer than wan.min_islands took part")
         outcome.sent, outcome.average = sent, average
         self._measure(proposal, outcome, average, transport.bytes_sent)
 
-    def _guard(self, proposal: Proposal, outcome: Outcome) -> None:
+    def _guard(self, proposal: SyncRequest, outcome: SyncResult) -> None:
         squares = [float(delta.double().square().sum()) for delta in proposal.deltas]
-        counted = [s for s, piece in zip(squares, proposal.pieces, strict=True) if piece.counted]
-        bad = [p.name for s, p in zip(squares, proposal.pieces, strict=True) if not math.isfinite(s)]
+        counted = [s for s, shard in zip(squares, proposal.shards, strict=True) if shard.counted]
+        bad = [p.name for s, p in zip(squares, proposal.shards, strict=True) if not math.isfinite(s)]
         square, num_bad = self._island.sum([sum(counted), float(len(bad))])
         outcome.norm = math.nan if num_bad else math.sqrt(square)
         outcome.abstained = proposal.judge(outcome.norm)
         if bad and outcome.abstained is not None:
             outcome.abstained += f": {bad[0]}"
 
-    def _open(self, hello: Hello) -> Round:
+    def _open(self, hello: Member) -> QuorumSession:
         """Opens a round in which all islands mean the same fragment of the same step."""
         deadline = time.monotonic() + self._retry_s
         while True:
-            round_ = self.wan.open_round(hello)
+            session = self.wan.open_session(hello)
             stopping, late = self._island.sum([float(self._stopping()), float(time.monotonic() > deadline)])
-            syncing = [member for member in round_.members if member.kind == "sync"]
+            syncing = [member for member in session.members if member.kind == "sync"]
             places = {member.island: (member.inner_step, member.fragment) for member in syncing}
-            aligned = round_.healed is not None or len(set(places.values())) <= 1
+            aligned = session.healed is not None or len(set(places.values())) <= 1
             if aligned and not stopping:
                 _check_anchors(syncing)
-                return round_
-            round_.commit(False)
+                return session
+            session.commit(False)
             if stopping:
                 raise WanError("this island is stopping")
             text = ", ".join(f"island {i} at inner step {s} fragment {f}" for i, (s, f) in places.items())
@@ -267,10 +267,12 @@ class Exchange:
         if self._island.sum([float(self._stopping())])[0]:
             raise QuorumError("stopped while waiting for the other islands")
 
-    def _measure(self, proposal: Proposal, outcome: Outcome, average: Average, bytes_sent: int) -> None:
+    def _measure(
+        self, proposal: SyncRequest, outcome: SyncResult, average: MeanResult, bytes_sent: int
+    ) -> None:
         dot = square = 0.0
-        for delta, mean, piece in zip(proposal.deltas, average.mean, proposal.pieces, strict=True):
-            if piece.counted:
+        for delta, mean, shard in zip(proposal.deltas, average.mean, proposal.shards, strict=True):
+            if shard.counted:
                 dot += float(delta.flatten() @ mean.flatten())
                 square += float(mean.double().square().sum())
         scale = proposal.averaging.interval_scale
@@ -281,7 +283,7 @@ class Exchange:
         outcome.interval_scale = None if scale is None else scales / self._island.num_ranks
 
 
-def _complete(proposal: Proposal, outcome: Outcome) -> Hello:
+def _complete(proposal: SyncRequest, outcome: SyncResult) -> Member:
     """The hello with what takes time to find out: hash of the anchor, and no weight for who abstains."""
     hello = proposal.hello
     return replace(
@@ -291,7 +293,7 @@ def _complete(proposal: Proposal, outcome: Outcome) -> Hello:
     )
 
 
-def _check_anchors(members: Sequence[Hello]) -> None:
+def _check_anchors(members: Sequence[Member]) -> None:
     hashes = {member.island: member.anchor_hash for member in members if member.anchor_hash}
     if len(set(hashes.values())) > 1:
         raise WanError(f"the islands' anchors differ, island -> hash: {hashes}")

@@ -18,7 +18,7 @@ import torch
 T = TypeVar("T")
 
 
-class ExchangeThread:
+class SyncThread:
     """Runs jobs in order; a daemon, so a job that waits for a dead island cannot keep the process.
 
     On CUDA the jobs run on a stream of their own: it starts after the work that was queued on the

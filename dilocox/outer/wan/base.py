@@ -1,6 +1,6 @@
 """What level 2 asks of the WAN: rounds with members, and one collective. Level 2.
 
-A sync is one *round*: `open_round` finds out who takes part and swaps a `Hello` among them, the messages
+A sync is one *round*: `open_session` finds out who takes part and swaps a `Member` among them, the messages
 cross by `all_to_all`, and `commit` is the vote of this island's ranks. `membership.py` implements it on
 torchft and gloo, `loopback.py` in one process for tests.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Hello:
+class Member:
     """What an island says about itself when a round opens; equal on all ranks of the island.
 
     Attributes:
@@ -62,7 +62,7 @@ class Transport(Protocol):
         """
 
 
-class Round(Protocol):
+class QuorumSession(Protocol):
     """One open round.
 
     Attributes:
@@ -72,7 +72,7 @@ class Round(Protocol):
     """
 
     @property
-    def members(self) -> Sequence[Hello]: ...
+    def members(self) -> Sequence[Member]: ...
 
     @property
     def transport(self) -> Transport: ...
@@ -105,7 +105,7 @@ class Wan(Protocol):
     def serve_state(self, get_state: Callable[[], dict[str, Any]]) -> None:
         """Sets what an island that is behind receives."""
 
-    def open_round(self, hello: Hello) -> Round:
+    def open_session(self, hello: Member) -> QuorumSession:
         """Waits until the members are known and swaps hellos.
 
         Collective: all ranks of this island.

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from dilocox.errors import QuorumError, WanError
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.base import Member
 
 State = dict[str, Any]
 
@@ -25,7 +25,7 @@ State = dict[str, Any]
 class _Arrival:
     """An island that waits for a round."""
 
-    hello: Hello
+    hello: Member
     step: int
     meeting: _Meeting | None = None
 
@@ -41,7 +41,7 @@ class _Meeting:
         state: what the island that is ahead hands over.
     """
 
-    hellos: dict[int, Hello]
+    hellos: dict[int, Member]
     steps: dict[int, int]
     barrier: threading.Barrier
     slots: dict[int, Sequence[Tensor]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class LoopbackHub:
             self._arrivals.pop(island, None)
             self._open_if_complete()
 
-    def meet(self, hello: Hello, step: int) -> _Meeting:
+    def meet(self, hello: Member, step: int) -> _Meeting:
         """Waits for the other islands.
 
         Raises:
@@ -147,11 +147,11 @@ class LoopbackTransport:
 
 
 @dataclass(frozen=True)
-class LoopbackRound:
-    """`Round` of one meeting."""
+class LoopbackSession:
+    """`QuorumSession` of one meeting."""
 
     wan: LoopbackWan
-    members: Sequence[Hello]
+    members: Sequence[Member]
     transport: LoopbackTransport
     healed: State | None
 
@@ -179,8 +179,8 @@ class LoopbackWan:
         """See `Wan.serve_state`."""
         self._get_state = get_state
 
-    def open_round(self, hello: Hello) -> LoopbackRound:
-        """See `Wan.open_round`. An island that is behind listens only: its weight becomes 0."""
+    def open_session(self, hello: Member) -> LoopbackSession:
+        """See `Wan.open_session`. An island that is behind listens only: its weight becomes 0."""
         meeting = self._meeting = self._hub.meet(hello, self.step)
         newest = max(meeting.steps.values())
         ahead = next(island for island, step in meeting.steps.items() if step == newest)
@@ -195,7 +195,7 @@ class LoopbackWan:
                 meeting.hellos[self._island] = replace(hello, kind="join", weight=0.0)
             meeting.wait(self._hub.timeout_s)
         transport = LoopbackTransport(meeting, self._island, self._hub.timeout_s)
-        return LoopbackRound(self, list(meeting.hellos.values()), transport, healed)
+        return LoopbackSession(self, list(meeting.hellos.values()), transport, healed)
 
     def abort(self) -> None:
         """Breaks the meeting that is open, for all its members."""

@@ -22,13 +22,13 @@ from torchft.manager import Manager
 
 from dilocox.config.schema import WanConfig
 from dilocox.errors import IdentityError, QuorumError, WanError
-from dilocox.outer.control_group import Island
+from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.wan.address import WanAddress, pick_port
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.base import Member
 from dilocox.outer.wan.process_group import WanProcessGroup
 
 State = dict[str, Any]
-_HELLO_BYTES = 640
+_MEMBER_BYTES = 640
 
 
 class TorchftTransport:
@@ -57,7 +57,7 @@ class TorchftTransport:
         return result
 
 
-class TorchftRound:
+class TorchftSession:
     """One quorum: its members in island order, their transport, and the vote.
 
     Attributes:
@@ -66,7 +66,7 @@ class TorchftRound:
     """
 
     def __init__(
-        self, manager: Manager, members: list[Hello], transport: TorchftTransport, healed: State | None
+        self, manager: Manager, members: list[Member], transport: TorchftTransport, healed: State | None
     ) -> None:
         self.members = members
         self.transport = transport
@@ -90,7 +90,7 @@ class TorchftRound:
 class TorchftWan:
     """The WAN of one rank: opens rounds with the ranks of equal coordinate on the other islands.
 
-    Collective: construction, `open_round` and `Round.commit`, by all ranks of the island in the same order.
+    Collective: construction, `open_session` and `QuorumSession.commit`, by all ranks of the island in the same order.
 
     Args:
         settings: the `wan` section; `lighthouse` must be set.
@@ -106,7 +106,7 @@ class TorchftWan:
         *,
         address: WanAddress,
         island_id: int,
-        island: Island,
+        island: ControlGroup,
         identity: Mapping[str, str],
     ) -> None:
         if settings.lighthouse is None:
@@ -159,7 +159,7 @@ class TorchftWan:
         """Sets what an island that is behind receives; called in the exchange thread during a quorum."""
         self._get_state = get_state
 
-    def open_round(self, hello: Hello) -> TorchftRound:
+    def open_session(self, hello: Member) -> TorchftSession:
         """Waits for a quorum and swaps hellos; an island that was healed only listens in this round.
 
         Raises:
@@ -179,9 +179,11 @@ class TorchftWan:
             error = problem
         num_failed = self._island.sum([float(error is not None)])[0]
         if num_failed:
-            TorchftRound.vote(self._manager, False)  # all ranks do, and torchft builds a new group next time
+            TorchftSession.vote(
+                self._manager, False
+            )  # all ranks do, and torchft builds a new group next time
             raise error or WanError(f"{num_failed:.0f} other rank(s) of this island could not connect")
-        return TorchftRound(self._manager, members, transport, self._healed)
+        return TorchftSession(self._manager, members, transport, self._healed)
 
     def abort(self) -> None:
         """Breaks off the round that is open; its collective fails. May be called from any thread."""
@@ -215,14 +217,14 @@ class TorchftWan:
             cause = problem.original_exception
             raise cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
 
-    def _swap_hellos(self, hello: Hello) -> tuple[list[Hello], TorchftTransport]:
+    def _swap_hellos(self, hello: Member) -> tuple[list[Member], TorchftTransport]:
         size = self._group.size()
         me = self._group.rank_in_quorum
-        text = json.dumps(dataclasses.asdict(hello)).encode().ljust(_HELLO_BYTES)
+        text = json.dumps(dataclasses.asdict(hello)).encode().ljust(_MEMBER_BYTES)
         message = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         swap = TorchftTransport(self._group, order=range(size), me=me)
-        received = swap.all_to_all([message] * size, [_HELLO_BYTES] * size)
-        hellos = [Hello(**json.loads(bytes(data.numpy()))) for data in received]
+        received = swap.all_to_all([message] * size, [_MEMBER_BYTES] * size)
+        hellos = [Member(**json.loads(bytes(data.numpy()))) for data in received]
         order = sorted(range(size), key=lambda rank: hellos[rank].island)
         members = [hellos[rank] for rank in order]
         if len({member.island for member in members}) < size:
@@ -236,7 +238,7 @@ class TorchftWan:
 
 
 def _island_store(
-    address: WanAddress, port_range: str | None, island: Island, *, offset: int
+    address: WanAddress, port_range: str | None, island: ControlGroup, *, offset: int
 ) -> tuple[TCPStore | None, str, int]:
     """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
     store = None

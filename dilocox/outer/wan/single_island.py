@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.base import Member
 
 
-class SoloTransport:
+class SingleIslandTransport:
     """`Transport` of one member."""
 
     weights: Sequence[float] = (1.0,)
@@ -27,14 +27,14 @@ class SoloTransport:
         return list(messages)
 
 
-class SoloRound:
-    """`Round` of one member."""
+class SingleIslandSession:
+    """`QuorumSession` of one member."""
 
     healed: dict[str, Any] | None = None
 
-    def __init__(self, wan: SoloWan, hello: Hello) -> None:
+    def __init__(self, wan: SingleIslandWan, hello: Member) -> None:
         self.members = [hello]
-        self.transport = SoloTransport(hello.weight)
+        self.transport = SingleIslandTransport(hello.weight)
         self._wan = wan
 
     def commit(self, ok: bool) -> bool:
@@ -42,7 +42,7 @@ class SoloRound:
         return ok
 
 
-class SoloWan:
+class SingleIslandWan:
     """`Wan` of one island."""
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class SoloWan:
     def serve_state(self, get_state: Callable[[], dict[str, Any]]) -> None:
         """Nobody asks."""
 
-    def open_round(self, hello: Hello) -> SoloRound:
-        return SoloRound(self, hello)
+    def open_session(self, hello: Member) -> SingleIslandSession:
+        return SingleIslandSession(self, hello)
 
     def abort(self) -> None:
         """Nothing is under way."""

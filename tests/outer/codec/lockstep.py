@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dilocox.outer.codec.base import Average, Codec, Compressor
+from dilocox.outer.codec.base import Codec, Compressor, MeanResult
 
 
 def average_in_lockstep(
     compressors: Sequence[Compressor], inputs: Sequence[list[Tensor]], codec: Codec
-) -> list[Average]:
+) -> list[MeanResult]:
     """One sync; every island's message is decoded and the mean taken in fp32."""
     generators = [c.rounds(tensors) for c, tensors in zip(compressors, inputs, strict=True)]
     yielded = [next(generator) for generator in generators]
@@ -21,10 +21,10 @@ def average_in_lockstep(
         decoded = [codec.decode(codec.encode(tensors), numels) for tensors in yielded]
         own = [[t.view(s) for t, s in zip(tensors, shapes, strict=True)] for tensors in decoded]
         mean = [sum(parts[1:], parts[0].clone()) / len(own) for parts in zip(*own, strict=True)]
-        finished: list[Average] = []
+        finished: list[MeanResult] = []
         for k, generator in enumerate(generators):
             try:
-                yielded[k] = generator.send(Average(list(mean), own[k]))
+                yielded[k] = generator.send(MeanResult(list(mean), own[k]))
             except StopIteration as done:
                 finished.append(done.value)
         if finished:

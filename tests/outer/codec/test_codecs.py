@@ -50,8 +50,8 @@ def test_cutting_at_blocks_changes_nothing(name, rounding):
         codec = build_codec(name, 16, rounding, seed=5)
         (whole,) = codec.decode(codec.encode([x]), [numel])
         codec.reseed(5)
-        pieces = codec.decode(codec.encode(parts), [part.numel() for part in parts])
-        assert torch.equal(torch.cat(pieces), whole)
+        shards = codec.decode(codec.encode(parts), [part.numel() for part in parts])
+        assert torch.equal(torch.cat(shards), whole)
 
     check()
 

@@ -33,7 +33,7 @@ def test_a_small_model_stays_under_4_5_bits_with_its_headers():
     numels = [4096 * 256, *layer, *layer, 256]
     fragments = [numels[p::4] for p in range(4)]
     total = sum(
-        sizes.exchange_bytes("int4", block_size=64, numels=fragment, num_islands=2) for fragment in fragments
+        sizes.allreduce_bytes("int4", block_size=64, numels=fragment, num_islands=2) for fragment in fragments
     )
     assert 8 * total / sum(numels) <= 4.5
 
@@ -42,7 +42,7 @@ def test_a_small_model_stays_under_4_5_bits_with_its_headers():
 def test_islands_together_send_twice_k_minus_1_messages(num_islands):
     numels = [1 << 18, 100, 77]
     total = sum(
-        sizes.exchange_bytes("int4", block_size=64, numels=numels, num_islands=num_islands, index=index)
+        sizes.allreduce_bytes("int4", block_size=64, numels=numels, num_islands=num_islands, index=index)
         for index in range(num_islands)
     )
     headers = 2 * num_islands * (num_islands - 1) * sizes.HEADER_BYTES

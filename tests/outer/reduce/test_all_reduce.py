@@ -9,7 +9,7 @@ import torch
 
 from dilocox.errors import MessageError, WanError
 from dilocox.outer.codec.build import build_codec
-from dilocox.outer.codec.sizes import exchange_bytes
+from dilocox.outer.codec.sizes import allreduce_bytes
 from dilocox.outer.reduce.all_reduce import average
 from dilocox.outer.wan.header import Identity
 from dilocox.outer.wan.loopback import LoopbackHub
@@ -22,14 +22,14 @@ IDENTITY = Identity("run", fragment=1, outer_step=2)
 
 
 def exchange(inputs, codec="none", *, gather=None, weights=None, spoil=None):
-    """Averages inputs[k] of island k. Returns: (Average, transport) of each island."""
+    """Averages inputs[k] of island k. Returns: (MeanResult, transport) of each island."""
     count = len(inputs)
     hub = LoopbackHub(count, timeout_s=10)
 
     def work(island):
         weight = 1.0 if weights is None else weights[island]
         wan = hub.wan(island)
-        transport = wan.open_round(hello(island, weight=weight)).transport
+        transport = wan.open_session(hello(island, weight=weight)).transport
         if spoil is not None:
             spoil(island, transport)
         try:
@@ -89,7 +89,7 @@ def test_many_tensors_weights_bits_and_bytes(codec, gather, count):
         assert ((got.double() - mean).abs() <= bound).all()
         assert all(torch.equal(r.mean[i], got) for r, _ in results)
     for index, (_, transport) in enumerate(results):
-        assert transport.bytes_sent == exchange_bytes(
+        assert transport.bytes_sent == allreduce_bytes(
             codec, gather_codec=gather, block_size=64, numels=sizes, num_islands=count, index=index
         )
 

@@ -8,7 +8,7 @@ import torch
 from dilocox.outer.codec.build import build_codec
 from dilocox.outer.codec.error_feedback import ErrorFeedback
 from dilocox.outer.reduce.all_reduce import average
-from dilocox.outer.reduce.gather_feedback import ServerResidual
+from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback
 from dilocox.outer.wan.header import Identity
 from dilocox.outer.wan.loopback import LoopbackHub
 from tests.outer.wan.islands import hello, run_islands
@@ -32,7 +32,7 @@ class Islands:
         self.codec = codec
         like = [torch.empty(size) for size in SIZES]
         self.feedback = [ErrorFeedback(list("abcd"), like) for _ in range(count)]
-        self.server = [ServerResidual() for _ in range(count)]
+        self.server = [GatherErrorFeedback() for _ in range(count)]
 
     def potential(self, members, weights):
         """What is still to be applied: weighted local residuals, and server residuals."""
@@ -51,11 +51,11 @@ class Islands:
             hub.join(island)
 
         def work(island):
-            round_ = hub.wan(island).open_round(hello(island, weight=weights[members.index(island)]))
+            session = hub.wan(island).open_session(hello(island, weight=weights[members.index(island)]))
             sent = self.feedback[island].compensate(deltas[island])
             result = average(
                 sent,
-                transport=round_.transport,
+                transport=session.transport,
                 codec=build_codec(self.codec, 64),
                 gather_codec=build_codec(self.codec, 64),
                 identity=Identity("run", 0, 0),
@@ -65,7 +65,7 @@ class Islands:
                 self.server[island].discard()
                 return result.mean
             self.server[island].commit()
-            if round_.transport.weights[round_.transport.index] > 0:
+            if session.transport.weights[session.transport.index] > 0:
                 self.feedback[island].commit(sent, result.own)
             return result.mean
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.base import Member
 
 T = TypeVar("T")
 
 
-def hello(island: int, *, weight: float = 1.0, outer_step: int = 0) -> Hello:
+def hello(island: int, *, weight: float = 1.0, outer_step: int = 0) -> Member:
     """What an island says when nothing but its id and weight matter."""
-    return Hello(
+    return Member(
         island=island,
         kind="sync",
         run_id="run",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dilocox.errors import QuorumError, WanError
-from dilocox.outer.wan.base import Round, Wan
+from dilocox.outer.wan.base import QuorumSession, Wan
 from dilocox.outer.wan.loopback import LoopbackHub
 from tests.outer.wan.islands import hello, run_islands
 
@@ -22,8 +22,8 @@ def test_everybody_gets_what_was_meant_for_them_in_island_order(count):
     hub = LoopbackHub(count)
 
     def work(island):
-        round_ = hub.wan(island).open_round(hello(island, weight=island + 1.0))
-        transport = round_.transport
+        session = hub.wan(island).open_session(hello(island, weight=island + 1.0))
+        transport = session.transport
         assert transport.index == island
         assert list(transport.weights) == [k + 1.0 for k in range(count)]
         for call in range(3):
@@ -33,7 +33,7 @@ def test_everybody_gets_what_was_meant_for_them_in_island_order(count):
                 f"{call}:{k}->{island}" for k in range(count)
             ]
         assert transport.bytes_sent == 3 * (count - 1) * len("0:0->0")
-        return [member.island for member in round_.members], round_.commit(True), round_.commit(False)
+        return [member.island for member in session.members], session.commit(True), session.commit(False)
 
     assert run_islands(work, range(count)) == [(list(range(count)), True, False)] * count
 
@@ -41,17 +41,17 @@ def test_everybody_gets_what_was_meant_for_them_in_island_order(count):
 def test_a_missing_island_ends_the_wait_and_is_named():
     hub = LoopbackHub(2, timeout_s=0.05)
     with pytest.raises(QuorumError, match=r"islands \[1\]"):
-        hub.wan(0).open_round(hello(0))
+        hub.wan(0).open_session(hello(0))
 
 
 def test_an_island_that_goes_silent_in_a_round_ends_the_wait():
     hub = LoopbackHub(2, timeout_s=0.2)
 
     def work(island):
-        round_ = hub.wan(island).open_round(hello(island))
+        session = hub.wan(island).open_session(hello(island))
         if island == 0:
             with pytest.raises(WanError, match=r"0\.2 s"):
-                round_.transport.all_to_all([text("a"), text("b")], [1, 1])
+                session.transport.all_to_all([text("a"), text("b")], [1, 1])
 
     run_islands(work, [0, 1])
 
@@ -60,7 +60,7 @@ def test_a_wrong_length_is_an_error():
     hub = LoopbackHub(2)
 
     def work(island):
-        transport = hub.wan(island).open_round(hello(island)).transport
+        transport = hub.wan(island).open_session(hello(island)).transport
         with pytest.raises(WanError, match="expected 5"):
             transport.all_to_all([text("abc")] * 2, [5, 5])
 
@@ -72,7 +72,7 @@ def test_islands_leave_and_come_back():
     wans = [hub.wan(island) for island in range(3)]
 
     def members(island):
-        return [member.island for member in wans[island].open_round(hello(island)).members]
+        return [member.island for member in wans[island].open_session(hello(island)).members]
 
     assert run_islands(members, [0, 1, 2]) == [[0, 1, 2]] * 3
     wans[1].shutdown()
@@ -83,7 +83,7 @@ def test_islands_leave_and_come_back():
 
 def test_leaving_opens_the_round_that_waited():
     hub = LoopbackHub(2)
-    waiting = threading.Thread(target=lambda: hub.wan(0).open_round(hello(0)))
+    waiting = threading.Thread(target=lambda: hub.wan(0).open_session(hello(0)))
     waiting.start()
     hub.leave(1)
     waiting.join(10)
@@ -99,18 +99,18 @@ def test_an_island_that_is_behind_is_healed_and_listens():
         wan.serve_state(lambda: state)
 
     def work(island):
-        round_ = wans[island].open_round(hello(island))
-        round_.commit(True)
-        return round_
+        session = wans[island].open_session(hello(island))
+        session.commit(True)
+        return session
 
     rounds = run_islands(work, [0, 1, 2])
     assert [wan.step for wan in wans] == [8, 8, 8]
-    assert [round_.healed is None for round_ in rounds] == [True, False, True]
+    assert [session.healed is None for session in rounds] == [True, False, True]
     assert torch.equal(rounds[1].healed["anchor"], state["anchor"])
     assert rounds[1].healed["anchor"] is not state["anchor"]
-    for round_ in rounds:
-        assert [member.weight for member in round_.members] == [1.0, 0.0, 1.0]
-        assert round_.transport.weights == [1.0, 0.0, 1.0]
+    for session in rounds:
+        assert [member.weight for member in session.members] == [1.0, 0.0, 1.0]
+        assert session.transport.weights == [1.0, 0.0, 1.0]
 
 
 def test_abort_ends_a_wait_at_once():
@@ -119,18 +119,18 @@ def test_abort_ends_a_wait_at_once():
     opened = threading.Barrier(2)
 
     def work(island):
-        round_ = wans[island].open_round(hello(island))
+        session = wans[island].open_session(hello(island))
         opened.wait()
         if island == 1:
             wans[1].abort()
         else:
             with pytest.raises(WanError):
-                round_.transport.all_to_all([text("a")] * 2, [1, 1])
+                session.transport.all_to_all([text("a")] * 2, [1, 1])
 
     run_islands(work, [0, 1])
 
 
 def test_it_is_a_wan():
     wan: Wan = LoopbackHub(1).wan(0)
-    round_: Round = wan.open_round(hello(0))
-    assert round_.healed is None
+    session: QuorumSession = wan.open_session(hello(0))
+    assert session.healed is None

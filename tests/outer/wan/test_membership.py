@@ -11,9 +11,9 @@ import torch
 
 from dilocox.config.schema import WanConfig
 from dilocox.errors import IdentityError, QuorumError, WanError
-from dilocox.outer.control_group import LoneRank
+from dilocox.outer.control_group import SingleRankControl
 from dilocox.outer.wan.address import resolve_address
-from dilocox.outer.wan.base import Hello
+from dilocox.outer.wan.base import Member
 from dilocox.outer.wan.membership import TorchftWan, serve_lighthouse
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -21,7 +21,7 @@ IDENTITY = {"run_id": "run", "fingerprint": "f", "layout": "one rank"}
 
 
 def hello(island, weight=1.0):
-    return Hello(island, "sync", "run", "f", 0, 0, 0, weight, "")
+    return Member(island, "sync", "run", "f", 0, 0, 0, weight, "")
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def wan(address, island, *, identity=IDENTITY, **settings):
             WanConfig(**{"lighthouse": address, "timeout_s": 10.0, "grace_s": 3.0} | settings),
             address=resolve_address("lo", None, None),
             island_id=island,
-            island=LoneRank(),
+            island=SingleRankControl(),
             identity=identity,
         )
 
@@ -52,11 +52,11 @@ def on_islands(wans, job):
 
 def swap(island, w):
     """One round: each island sends its id to every other; returns (members, received, committed)."""
-    round_ = w.open_round(hello(island))
-    messages = [torch.full((4 + island,), island, dtype=torch.uint8) for _ in round_.members]
-    received = round_.transport.all_to_all(messages, [4 + member.island for member in round_.members])
-    assert round_.transport.bytes_sent == (len(messages) - 1) * (4 + island)
-    return [m.island for m in round_.members], [r.tolist() for r in received], round_.commit(True)
+    session = w.open_session(hello(island))
+    messages = [torch.full((4 + island,), island, dtype=torch.uint8) for _ in session.members]
+    received = session.transport.all_to_all(messages, [4 + member.island for member in session.members])
+    assert session.transport.bytes_sent == (len(messages) - 1) * (4 + island)
+    return [m.island for m in session.members], [r.tolist() for r in received], session.commit(True)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -81,9 +81,9 @@ def test_an_island_that_is_behind_is_healed():
         wans[0].serve_state(lambda: {"anchor": torch.zeros(5)})
 
         def meet(island, w):
-            round_ = w.open_round(hello(island))
-            round_.commit(True)
-            return round_
+            session = w.open_session(hello(island))
+            session.commit(True)
+            return session
 
         behind, ahead = on_islands(wans, meet)
         assert ahead.healed is None
@@ -102,7 +102,7 @@ def test_islands_of_another_run_are_refused_with_both_values(field, other):
 
         def meet(island, w):
             with pytest.raises(IdentityError, match=field) as caught:
-                w.open_round(hello(island))
+                w.open_session(hello(island))
             return str(caught.value)
 
         for text in on_islands(wans, meet):
@@ -117,7 +117,7 @@ def test_equal_island_ids_are_refused():
 
         def meet(_, w):
             with pytest.raises(IdentityError, match="same id"):
-                w.open_round(hello(0))
+                w.open_session(hello(0))
 
         on_islands(wans, meet)
         for w in wans:
@@ -129,7 +129,7 @@ def test_one_vote_against_discards_and_the_next_round_works():
         wans = [wan(address, island) for island in range(2)]
 
         def against(island, w):
-            return w.open_round(hello(island)).commit(island != 1)
+            return w.open_session(hello(island)).commit(island != 1)
 
         assert on_islands(wans, against)[1] is False
         results = on_islands(wans, swap)
@@ -148,7 +148,7 @@ def test_a_lighthouse_that_stops_is_waited_for():
 
     def fail(island, w):
         with pytest.raises(QuorumError, match="no quorum"):
-            w.open_round(hello(island))
+            w.open_session(hello(island))
 
     on_islands(wans, fail)
     with lighthouse(port):
