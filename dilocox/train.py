@@ -7,7 +7,8 @@ Level 2 (`outer`): between islands, every H steps, WAN; DiLoCo and its streaming
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -25,14 +26,17 @@ from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.errors import ConfigError
 from dilocox.inner.master_weights import MasterWeights
 from dilocox.inner.model import build_model
-from dilocox.inner.step import Inner, InnerReport
+from dilocox.inner.step import Inner, InnerReport, Microbatch
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.recorder import Recorder
-from dilocox.metrics.records import EvalRecord, InnerRecord
+from dilocox.metrics.records import EvalRecord, InnerRecord, Scalar, SyncRecord
 from dilocox.metrics.summary import Status
 from dilocox.metrics.throughput import Throughput
-from dilocox.outer.build import build_outer_loop
-from dilocox.outer.schedule import EventKind
+from dilocox.outer.build import OuterParts, build_outer_loop
+from dilocox.outer.loop import NoOuterLoop, OuterLoop
+from dilocox.outer.modes.base import EventKind
+from dilocox.outer.sync.request import SyncStats
+from dilocox.param_shard import ShardState
 from dilocox.shapes import count_parameters, stage_parameters
 from dilocox.stop import StopRequest
 from dilocox.topology import Topology
@@ -79,25 +83,29 @@ def train(config: Config, place: Place, *, resume: bool) -> int:
 def loop(run: Run) -> Status:
     """Trains until the last step or a reason to stop."""
     inner, outer = run.inner, run.outer
-    batches = run.data.batches(run.inner_step * run.config.inner.global_batch_size)
-    for inner_step in range(run.inner_step, run.config.inner.train_iters):
+    batches = run.batches()
+    while run.inner_step < run.config.inner.train_iters:
         # Level 1: one optimizer step inside this island, fast fabric.
         report = inner.step(next(batches), outer.reduce_gradients)
-        outer.add_tokens(report.num_tokens)
+        outer.step_done(report.num_tokens)
+        expected = run.inner_step
         # Level 2: between islands, WAN. The schedule is pure integers and fixes the order.
-        for event in outer.events_after(inner_step):
+        for event in outer.events():
             match event.kind:
                 case EventKind.MEASURE:
-                    outer.measure(event, inner_step + 1)  # weights untouched
+                    outer.measure(event)  # weights untouched
                 case EventKind.START:
                     outer.start(event)  # goes on the WAN, training continues
                 case EventKind.APPLY:
-                    outer.apply(event, inner_step + 1)  # the only place where level 2 changes weights
-        run.after_step(inner_step + 1, report)
+                    outer.apply(event)  # the only place where level 2 changes weights
+        if run.inner_step != expected:  # this island follows the others
+            run.follow(expected)
+            batches = run.batches()
+        run.after_step(run.inner_step, report)
         if run.must_stop():
             run.save()
             return "interrupted"
-    outer.drain(run.inner_step - 1)
+    outer.drain()
     return "completed"
 
 
@@ -130,7 +138,7 @@ class Run:
         folder = Path(config.checkpoint.save or self.run_dir / "checkpoints") / f"island_{place.island_id}"
         self.checkpoints = Checkpoints(folder, self.island, fingerprint=fingerprint(config))
         loaded = self._load() if resume or config.checkpoint.load else None
-        self.inner_step = 0 if loaded is None else loaded.iteration
+        self._first_step = 0 if loaded is None else loaded.iteration
         self._saved_step = -1
         self.recorder = Recorder(
             self.run_dir,
@@ -139,31 +147,13 @@ class Run:
             config=config,
             resumed_step=None if loaded is None else loaded.iteration,
         )
-        self.outer = build_outer_loop(
-            config,
-            island_id=place.island_id,
-            sync_group=self.island.sync_group,
-            shards=self.masters.shards,
-            parameters=[
-                parameter
-                for parameter in stage_parameters(
-                    config.model,
-                    config.parallel,
-                    vocab_size=self.vocab_size,
-                    pp_rank=self.island.coordinate.pp,
-                )
-                if not parameter.tied_copy
-            ],
-            publish=self.masters.publish,
-            gradient_buffers=self.inner.gradient_buffers,
-            report=self.recorder,
-            stopping=lambda: self.stop.is_set,
-            tokenizer=data.tokenizer_identity,
-        )
+        self.outer: OuterLoop = NoOuterLoop()
+        if config.outer.method != "none":
+            self.outer = build_outer_loop(config, self._outer_parts(data.tokenizer_identity))
         if loaded is not None:
-            self.outer.load_state_dict(loaded.rank_state["outer"])
+            self.outer.load_state_dict(ShardState(**loaded.rank_state["outer"]))
             self.throughput.load_state_dict(loaded.common["throughput"])
-            self.recorder.event("resume", self.inner_step, folder=str(folder))
+            self.recorder.event("resume", self._first_step, folder=str(folder))
         self.interface = InterfaceBytes(self.outer.interface)
 
     def __enter__(self) -> Run:
@@ -178,10 +168,8 @@ class Run:
 
     def start(self) -> None:
         """Meets the other islands and takes the first validation."""
-        position = self.outer.join(self.inner_step)
-        if position != self.inner_step:  # this island was behind and goes on with the others
-            self.inner.scheduler.step(position - self.inner_step)
-            self.inner_step = position
+        self.outer.join(self._first_step)
+        self.follow(self._first_step)
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
         self.recorder.event("start", self.inner_step, parameters=parameters)
         for hint in warnings(self.config):
@@ -190,9 +178,22 @@ class Run:
             self.evaluate()
         self.throughput.start()
 
+    @property
+    def inner_step(self) -> int:
+        """Inner steps done."""
+        return self.outer.position.inner_step
+
+    def batches(self) -> Iterator[Sequence[Microbatch]]:
+        """Training batches from where the run is."""
+        return self.data.batches(self.inner_step * self.config.inner.global_batch_size)
+
+    def follow(self, inner_step: int) -> None:
+        """Moves the learning rate to where level 2 has moved this island."""
+        if self.inner_step != inner_step:
+            self.inner.scheduler.step(self.inner_step - inner_step)
+
     def after_step(self, inner_step: int, report: InnerReport) -> None:
         """Records a finished step; validates and saves when it is time."""
-        self.inner_step = inner_step
         self.throughput.add_step(tokens=report.num_tokens, compute_s=report.step_time_s)
         self.recorder.inner(
             InnerRecord(
@@ -245,7 +246,7 @@ class Run:
             path = self.checkpoints.save(
                 self.inner_step,
                 self._train_state(),
-                rank_state={"outer": self.outer.state_dict()},
+                rank_state={"outer": vars(self.outer.state_dict())},
                 common={"throughput": self.throughput.state_dict()},
                 retain=self.config.checkpoint.save_retain,
             )
@@ -260,5 +261,37 @@ class Run:
         iteration = checkpoint_files.latest(source.directory)
         return None if iteration is None else source.load(self._train_state(), iteration)
 
+    def _outer_parts(self, tokenizer: str) -> OuterParts:
+        stage = stage_parameters(
+            self.config.model,
+            self.config.parallel,
+            vocab_size=self.vocab_size,
+            pp_rank=self.island.coordinate.pp,
+        )
+        return OuterParts(
+            island_id=self.place.island_id,
+            sync_group=self.island.sync_group,
+            shards=self.masters.shards,
+            parameters=[parameter for parameter in stage if not parameter.tied_copy],
+            publish=self.masters.publish,
+            gradient_buffers=self.inner.gradient_buffers,
+            report=OuterReporter(self.recorder),
+            stopping=lambda: self.stop.is_set,
+            tokenizer=tokenizer,
+        )
+
     def _train_state(self) -> TrainState:
         return TrainState(self.inner.model, self.inner.optimizer, self.inner.scheduler)
+
+
+class OuterReporter:
+    """Hands to metrics what level 2 reports."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def sync(self, stats: SyncStats) -> None:
+        self._recorder.sync(SyncRecord(**asdict(stats)))
+
+    def event(self, event: str, inner_step: int, **details: Scalar) -> None:
+        self._recorder.event(event, inner_step, **details)

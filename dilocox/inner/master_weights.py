@@ -101,12 +101,16 @@ class MasterWeights:
         replicated = island.topology.tp > 1 and not is_tensor_parallel(master.parameter)
         layer = layer_of(name)
         return ParamShard(
-            name=f"{name}[{start}:{start + len(values)}]" if is_part else name,
+            name=name,
             tensor=values,
             role=_role(name),
             layer=layer,
             replicated=replicated,
             counted=not replicated or island.coordinate.tp == 0,
+            global_shape=tuple(values.shape),
+            offsets=(0,) * values.dim(),
+            block_shape=tuple(values.shape),
+            start=start if is_part else 0,
         )
 
     def _share_rows(self) -> None:

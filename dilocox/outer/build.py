@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor
 
 from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
-from dilocox.outer.control_group import GlooControlGroup
-from dilocox.outer.data_parallel import WanDataParallel
+from dilocox.outer.control_group import ControlGroup, GlooControlGroup
+from dilocox.outer.data_parallel import GradientSyncs, WanDataParallel
 from dilocox.outer.diloco import DilocoLoop
+from dilocox.outer.fragment_set import FragmentSet
 from dilocox.outer.fragments import Sized, assign, group
-from dilocox.outer.loop import NoOuterLoop, OuterLoop
+from dilocox.outer.loop import OuterLoop
+from dilocox.outer.members import MemberInfo
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.sync.runner import JoinRules, SyncRunner
+from dilocox.outer.shared_state import SharedState, StateSource
+from dilocox.outer.sync.join import JoinRules
+from dilocox.outer.sync.request import SyncTarget
+from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.wan.address import resolve_address
 from dilocox.outer.wan.base import Member, Wan
 from dilocox.outer.wan.membership import TorchftWan
@@ -24,88 +30,98 @@ from dilocox.param_shard import ParamShard
 from dilocox.topology import Topology
 
 
-def build_outer_loop(
-    config: Config,
-    *,
-    island_id: int,
-    sync_group: dist.ProcessGroup,
-    shards: Sequence[ParamShard],
-    parameters: Sequence[Sized],
-    publish: Callable[[], None],
-    gradient_buffers: Callable[[], Sequence[Tensor]],
-    report: Reporter,
-    stopping: Callable[[], bool],
-    tokenizer: str,
-) -> OuterLoop:
-    """Builds what `outer.method` asks for.
+@dataclass(frozen=True)
+class OuterParts:
+    """What level 2 needs of the rest of the trainer.
+
+    Attributes:
+        island_id: of this island.
+        sync_group: gloo group of the island's ranks for the sync thread alone.
+        shards: fp32 shards that this rank owns.
+        parameters: whole parameters of this pipeline stage, for balanced fragments.
+        publish: makes the model follow the shards.
+        gradient_buffers: gives this rank's fp32 gradients (`data_parallel`).
+        report: takes what happened.
+        stopping: True once this rank was told to stop.
+        tokenizer: identity of the tokenizer, which all islands must share.
+    """
+
+    island_id: int
+    sync_group: dist.ProcessGroup
+    shards: Sequence[ParamShard]
+    parameters: Sequence[Sized]
+    publish: Callable[[], None]
+    gradient_buffers: Callable[[], Sequence[Tensor]]
+    report: Reporter
+    stopping: Callable[[], bool]
+    tokenizer: str
+
+
+def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
+    """Builds what `outer.method` asks for: `diloco` or `data_parallel`.
 
     Collective: all ranks of the island.
 
     Args:
         config: resolved.
-        sync_group: gloo group of the island's ranks for the exchange thread alone.
-        shards: fp32 shards that this rank owns.
-        parameters: whole parameters of this pipeline stage, for balanced fragments.
-        publish: makes the model follow the shards.
-        gradient_buffers: this rank's fp32 gradients (`data_parallel`).
-        stopping: True once this rank was told to stop.
-        tokenizer: identity of the tokenizer, which all islands must share.
 
     Raises:
         ConfigError: the WAN's interface or address is no good.
     """
-    if config.outer.method == "none":
-        return NoOuterLoop()
-    island = GlooControlGroup(sync_group)
+    control = GlooControlGroup(parts.sync_group)
+    wan, interface = _build_wan(config, parts, control)
+    rules = JoinRules(config.parallel.num_islands, config.wan.min_islands, config.wan.join_timeout_s)
+    identity = Member(
+        island=parts.island_id, kind="sync", run_id=config.run.name, fingerprint=fingerprint(config)
+    )
+
+    def runner(source: StateSource, targets: Sequence[SyncTarget]) -> SyncRunner:
+        return SyncRunner(wan, control, SharedState(source), targets=targets, stopping=parts.stopping)
+
+    loop: DilocoLoop | WanDataParallel
+    if config.outer.method == "data_parallel":
+        syncs = GradientSyncs()
+        loop = WanDataParallel(
+            config.outer,
+            runner(syncs, ()),
+            buffers=parts.gradient_buffers,
+            rules=rules,
+            identity=identity,
+            syncs=syncs,
+            report=parts.report,
+        )
+    else:
+        num_fragments = config.outer.num_fragments
+        assignment = assign(parts.parameters, num_fragments, config.outer.fragment_pattern)
+        indices = group(parts.shards, assignment, num_fragments)
+        fragments = FragmentSet(config.outer, parts.shards, indices, island=parts.island_id)
+        runs = runner(fragments, fragments.all)
+        loop = DilocoLoop(
+            fragments,
+            runs,
+            rules=rules,
+            members=MemberInfo(
+                config.outer, identity, fragments=fragments, state=runs.state, control=control
+            ),
+            publish=parts.publish,
+            report=parts.report,
+        )
+    loop.interface = interface
+    return loop
+
+
+def _build_wan(config: Config, parts: OuterParts, control: ControlGroup) -> tuple[Wan, str | None]:
+    """The WAN, and the interface that carries it."""
+    if config.parallel.num_islands == 1:
+        return SingleIslandWan(), None
+    settings = config.wan
+    address = resolve_address(settings.interface, settings.advertise_address, settings.lighthouse)
     identity = {
         "run_id": config.run.name,
         "fingerprint": fingerprint(config),
         "layout": Topology.from_config(config.parallel).describe(),
-        "tokenizer": tokenizer,
+        "tokenizer": parts.tokenizer,
     }
-    wan: Wan = SingleIslandWan()
-    interface: str | None = None
-    if config.parallel.num_islands > 1:
-        settings = config.wan
-        address = resolve_address(settings.interface, settings.advertise_address, settings.lighthouse)
-        interface = address.interface
-        wan = TorchftWan(settings, address=address, island_id=island_id, island=island, identity=identity)
-        report.event("wan", 0, lighthouse=settings.lighthouse, address=address.describe())
-    exchange = SyncRunner(wan, island, retry_s=config.wan.timeout_s, stopping=stopping)
-    rules = JoinRules(config.parallel.num_islands, config.wan.min_islands, config.wan.join_timeout_s)
-    hello = Member(
-        island=island_id,
-        kind="sync",
-        run_id=identity["run_id"],
-        fingerprint=identity["fingerprint"],
-        outer_step=0,
-        fragment=0,
-        inner_step=0,
-        weight=1.0,
-        anchor_hash="",
-    )
-    level2: DilocoLoop | WanDataParallel
-    if config.outer.method == "data_parallel":
-        level2 = WanDataParallel(
-            config.outer,
-            buffers=gradient_buffers,
-            exchange=exchange,
-            rules=rules,
-            hello=hello,
-            report=report,
-        )
-    else:
-        num_fragments = config.outer.num_fragments
-        assignment = assign(parameters, num_fragments, config.outer.fragment_pattern)
-        level2 = DilocoLoop(
-            config.outer,
-            shards=shards,
-            fragments=group(shards, assignment, num_fragments),
-            exchange=exchange,
-            rules=rules,
-            hello=hello,
-            publish=publish,
-            report=report,
-        )
-    level2.interface = interface
-    return level2
+    wan = TorchftWan(settings, address=address, island_id=parts.island_id, control=control, identity=identity)
+    parts.report.event("wan", 0, lighthouse=settings.lighthouse, address=address.describe())
+    return wan, address.interface

@@ -1,8 +1,8 @@
-"""What level 2 may ask of its own island: one tiny all-reduce. Level 2.
+"""What level 2 may ask of its own island: small collectives among its ranks. Level 2.
 
-Every rank exchanges its own part over the WAN, but some decisions are the island's: is the pseudo-gradient
-finite, how long is it, did every rank get its quorum. They are summed over a group of their own, so the
-exchange thread never touches the groups that the training thread is using.
+Every rank averages its own part over the WAN, but some decisions are the island's: is the pseudo-gradient
+finite, what is its norm, did every rank get its quorum. They are made over a group of their own, so that the
+sync thread never touches the groups that the training thread is using.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ class ControlGroup(Protocol):
     def share(self, value: str) -> str:
         """Returns rank 0's text on every rank."""
 
+    def gather(self, value: str) -> list[str]:
+        """Returns the texts of all ranks, in rank order, on every rank."""
+
 
 class GlooControlGroup:
     """`ControlGroup` over a gloo group.
 
-    Collective: both methods, by all ranks of the island, in the same order, from one thread.
+    Collective: all methods, by all ranks of the island, in the same order, from one thread.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -55,6 +58,11 @@ class GlooControlGroup:
         )
         return box[0]
 
+    def gather(self, value: str) -> list[str]:
+        texts = [""] * self.num_ranks
+        dist.all_gather_object(texts, value, group=self._group)
+        return texts
+
 
 class SingleRankControl:
     """`ControlGroup` of one rank, without a process group."""
@@ -67,3 +75,6 @@ class SingleRankControl:
 
     def share(self, value: str) -> str:
         return value
+
+    def gather(self, value: str) -> list[str]:
+        return [value]

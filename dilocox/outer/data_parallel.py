@@ -1,7 +1,7 @@
 """The baseline: gradients averaged over the WAN at every inner step, in fp32 (`outer.method: data_parallel`).
 
-It is what DiLoCo saves, so it runs over the same rounds and the same collective, only H = 1, no codec and
-nothing hidden. Level 2.
+It is what DiLoCo saves, so it runs over the same sessions and the same collective, only with H = 1, without
+a codec and with nothing hidden. Level 2.
 """
 
 from __future__ import annotations
@@ -9,89 +9,130 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
 from dilocox.errors import WanError
-from dilocox.metrics.records import SyncRecord
-from dilocox.outer.loop import NoOuterLoop, State
+from dilocox.outer.loop import NoOuterLoop
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncRunner
+from dilocox.outer.shared_state import Position
+from dilocox.outer.sync.join import Joiner, JoinRules
+from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncStats
+from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.sync.thread import SyncThread
 from dilocox.outer.wan.base import Member
-from dilocox.param_shard import ParamShard
+from dilocox.param_shard import ParamShard, ShardState
+
+
+class GradientSyncs:
+    """What data parallel islands share: the number of averaged steps."""
+
+    def __init__(self) -> None:
+        self.num_syncs = 0
+
+    def shared_state(self) -> dict[str, Any]:
+        """An island that joins later cannot continue from it: weights are not handed over."""
+        return {"fragments": []}
+
+
+class _Gradients:
+    """The gradients of one step as what a sync averages."""
+
+    def __init__(self, gradients: Sequence[Tensor], reducer: FragmentReducer | None, island: int) -> None:
+        self.shards = [ParamShard.whole(f"gradients[{i}]", g) for i, g in enumerate(gradients)]
+        self.reducer = reducer or FragmentReducer.exact(self.shards, island=island)
 
 
 class WanDataParallel(NoOuterLoop):
-    """Averages the island's gradient with the other islands' before the optimizer sees it.
+    """Averages the island's gradient with the other islands' before the inner optimizer sees it.
 
-    A step whose exchange failed cannot go on: its gradient would be this island's alone.
+    A step whose sync failed cannot continue: its gradient would be this island's alone.
 
     Args:
         buffers: gives the fp32 gradients of this rank.
+        identity: of this island; the numbers are filled in here.
+        syncs: counts the averaged steps; the runner's state reads it too.
     """
 
     def __init__(
         self,
         config: OuterConfig,
+        runner: SyncRunner,
         *,
         buffers: Callable[[], Sequence[Tensor]],
-        exchange: SyncRunner,
         rules: JoinRules,
-        hello: Member,
+        identity: Member,
+        syncs: GradientSyncs,
         report: Reporter,
     ) -> None:
-        self._config = config
+        self._by_tokens = config.island_weights == "by_tokens"
         self._buffers = buffers
-        self._exchange = exchange
+        self._runner = runner
         self._rules = rules
-        self._hello = hello
+        self._identity = identity
+        self._syncs = syncs
         self._report = report
-        self._inner_step = 0
         self._num_tokens = 1
         self._thread = SyncThread(torch.device("cpu"))
-        self._averaging: FragmentReducer | None = None
-        self.num_outer_steps = 0
+        self._reducer: FragmentReducer | None = None
         self.reduce_gradients = self._reduce
 
+    @property
+    def position(self) -> Position:
+        return self._runner.state.position
+
+    @property
+    def num_outer_steps(self) -> int:  # type: ignore[override]
+        """Averaged steps."""
+        return self._syncs.num_syncs
+
     def join(self, inner_step: int) -> int:
-        self._inner_step = inner_step
-        hello = replace(self._hello, kind="join", weight=0.0, inner_step=inner_step)
-        waiting = partial(self._report.event, "waiting", inner_step)
-        job = partial(self._exchange.join, hello, self._rules, listen=_refuse, waiting=waiting)
-        joined = self._thread.result(self._thread.submit(job))
-        if joined.inner_step != inner_step:
+        state = self._runner.state
+        state.move_to(inner_step)
+        state.launch(inner_step)
+        member = replace(self._identity, kind="join", weight=0.0, inner_step=inner_step)
+        joiner = Joiner(
+            self._runner,
+            self._rules,
+            island=self._identity.island,
+            member=lambda: replace(member, num_syncs=state.num_syncs),
+            waiting=partial(self._report.event, "waiting", inner_step),
+        )
+        offer = self._thread.result(self._thread.submit(joiner.join))
+        if offer.inner_step != inner_step or offer.session is not None or state.is_received:
+            if offer.session is not None:
+                self._thread.result(self._thread.submit(partial(offer.session.commit, False)))
             raise WanError(
-                f"data_parallel islands must start at the same inner step: this one is at {inner_step}, "
-                f"another at {joined.inner_step}"
+                f"data_parallel islands must start at the same inner step: this one is at {inner_step}, the "
+                f"run is at {offer.inner_step} already, and an island cannot join it later"
             )
-        self._report.event("join", inner_step, islands=joined.num_islands)
+        self._report.event("join", inner_step, islands=offer.num_islands)
         return inner_step
 
-    def add_tokens(self, num_tokens: int) -> None:
+    def step_done(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
+        self._runner.state.step_done()
 
     def predicted_bytes(self) -> int:
-        if self._averaging is None:
+        if self._reducer is None:
             return 0
-        return self.num_outer_steps * self._averaging.predicted_bytes(
-            self._rules.num_islands, self._hello.island
-        )
+        per_step = self._reducer.predicted_bytes(self._rules.num_islands, self._identity.island)
+        return self.num_outer_steps * per_step
 
-    def state_dict(self) -> State:
-        return {"num_outer_steps": self.num_outer_steps, "step": self._exchange.wan.step}
+    def state_dict(self) -> ShardState:
+        return ShardState(common={"num_syncs": self._syncs.num_syncs})
 
-    def load_state_dict(self, state: State) -> None:
-        self.num_outer_steps = state["num_outer_steps"]
-        self._exchange.wan.set_step(state["step"])
+    def load_state_dict(self, state: ShardState) -> None:
+        self._syncs.num_syncs = state.common["num_syncs"]
 
     def close(self) -> None:
         self._thread.close()
-        self._exchange.wan.abort()
-        self._exchange.wan.shutdown()
+        self._runner.wan.abort()
+        self._runner.wan.shutdown()
 
     def _reduce(self) -> None:
         """Averages the gradient buffers over the islands.
@@ -99,47 +140,44 @@ class WanDataParallel(NoOuterLoop):
         In place: the buffers.
 
         Raises:
-            WanError: the exchange failed.
+            WanError: the sync failed.
         """
-        gradients = [buffer.detach().float() for buffer in self._buffers()]
-        shards = [ParamShard(f"gradients[{i}]", g, "layer", 0, False, True) for i, g in enumerate(gradients)]
-        if self._averaging is None:
-            self._averaging = FragmentReducer.exact(0, shards, island=self._hello.island)
-        by_tokens = self._config.island_weights == "by_tokens"
-        hello = replace(
-            self._hello,
-            inner_step=self._inner_step,
-            outer_step=self.num_outer_steps,
-            weight=float(self._num_tokens) if by_tokens else 1.0,
+        target = _Gradients(
+            [buffer.detach().float() for buffer in self._buffers()], self._reducer, self._identity.island
         )
-        proposal = SyncRequest(hello, gradients, shards, self._averaging, judge=lambda norm: None)
-        outcome = self._thread.result(self._thread.submit(partial(self._exchange.run, proposal)))
-        if outcome.average is None:
-            raise WanError(f"gradients of inner step {self._inner_step + 1}: {outcome.error}")
-        for buffer, mean in zip(self._buffers(), outcome.average.mean, strict=True):
+        self._reducer = target.reducer
+        inner_step = self.position.inner_step
+        member = replace(
+            self._identity,
+            inner_step=inner_step,
+            outer_step=self.num_outer_steps + 1,
+            weight=float(self._num_tokens) if self._by_tokens else 1.0,
+        )
+        payload = [shard.tensor for shard in target.shards]
+        request = SyncRequest(member, payload, target, abstain_reason=lambda norm: None)
+        self._runner.state.launch(inner_step)
+        result = self._thread.result(self._thread.submit(partial(self._runner.run, request)))
+        if result.mean is None:
+            raise WanError(f"gradients of inner step {inner_step + 1}: {result.error}")
+        for buffer, mean in zip(self._buffers(), result.mean.mean, strict=True):
             buffer.copy_(mean)
-        self._inner_step += 1
-        self.num_outer_steps += 1
+        self._syncs.num_syncs += 1
+        self._record(inner_step + 1, result)
+
+    def _record(self, inner_step: int, result: SyncResult) -> None:
         self._report.sync(
-            SyncRecord(
-                inner_step=self._inner_step,
+            SyncStats(
+                inner_step=inner_step,
                 outer_step=self.num_outer_steps,
                 fragment=0,
-                num_participants=outcome.num_participants,
-                pseudo_gradient_norm=outcome.norm,
-                cosine_to_mean=outcome.cosine,
-                payload_bytes_sent=outcome.payload_bytes_sent,
-                exchange_s=outcome.exchange_s,
-                waiting_s=outcome.waiting_s,
-                blocked_s=outcome.exchange_s,
+                num_participants=result.num_participants,
+                pseudo_gradient_norm=result.norm,
+                cosine_to_mean=result.cosine,
+                payload_bytes_sent=result.payload_bytes_sent,
+                exchange_s=result.exchange_s,
+                waiting_s=result.waiting_s,
+                blocked_s=result.exchange_s,
                 codec="none",
                 committed=True,
             )
         )
-
-
-def _refuse(running: Member, healed: State | None) -> SyncRequest:
-    raise WanError(
-        f"the run is at inner step {running.inner_step} already; with outer.method data_parallel an island "
-        "cannot join later"
-    )

@@ -1,50 +1,49 @@
 """DiLoCo between islands: MEASURE, START and APPLY on the fragments this rank owns a part of. Level 2.
 
 The training thread calls the three verbs in the order that the schedule gives. What is in flight belongs
-to the exchange thread; anchors, momentum, residuals and weights change in APPLY alone. A sync that
-failed changes nothing: its progress is in the next MEASURE.
+to the sync thread; anchors, momentum, residuals and weights change in APPLY alone. A sync that failed
+changes nothing: its progress is in the next MEASURE. A state that another island handed over is loaded at
+the next APPLY, whatever became of the sync that brought it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
-from dilocox.outer.outer_state import OuterState
+from dilocox.outer.fragment import Fragment
+from dilocox.outer.fragment_set import FragmentSet
+from dilocox.outer.landing import Landing
+from dilocox.outer.members import MemberInfo
+from dilocox.outer.modes.base import EventKind
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.schedule import Event, EventKind
-from dilocox.outer.sync.pending import PendingSync
-from dilocox.outer.sync.request import Proposals
-from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncResult, SyncRunner
+from dilocox.outer.schedule import Event
+from dilocox.outer.shared_state import Position
+from dilocox.outer.sync.join import Joiner, JoinRules, Offer
+from dilocox.outer.sync.request import PendingSync, SyncRequest, SyncResult
+from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.sync.thread import SyncThread
-from dilocox.outer.wan.base import Member
-from dilocox.param_shard import ParamShard
-
-State = dict[str, Any]
+from dilocox.param_shard import ShardState
 
 
 class DilocoLoop:
-    """The outer loop of one rank; a `OuterLoop`.
+    """The outer loop of one rank; an `OuterLoop`.
 
     Collective: every verb, by all ranks of the island in the same order.
 
     Args:
-        config: resolved `outer` section.
-        shards: fp32 shards that this rank owns.
-        fragments: indices into shards, one list a fragment.
-        exchange: runs syncs; its WAN group joins the ranks of this coordinate.
+        fragments: level 2 of this rank.
+        runner: runs syncs; its WAN group joins the ranks of this coordinate.
         rules: when a starting island may begin.
-        hello: identity of this island; the numbers of the round are filled in here.
+        members: makes the infos that this island gives to the others.
         publish: makes the model's weights follow the shards. Collective in the island.
-        report: metrics and log.
+        report: takes what happened.
     """
 
     interface: str | None = None
@@ -52,230 +51,217 @@ class DilocoLoop:
 
     def __init__(
         self,
-        config: OuterConfig,
+        fragments: FragmentSet,
+        runner: SyncRunner,
         *,
-        shards: Sequence[ParamShard],
-        fragments: Sequence[Sequence[int]],
-        exchange: SyncRunner,
         rules: JoinRules,
-        hello: Member,
+        members: MemberInfo,
         publish: Callable[[], None],
         report: Reporter,
     ) -> None:
-        self.state = OuterState(config, shards, fragments, island=hello.island)
-        self._config = config
-        self._exchange = exchange
+        self.fragments = fragments
+        self._state = runner.state
+        self._runner = runner
         self._rules = rules
-        self._proposals = Proposals(config, self.state, hello)
+        self._members = members
         self._publish = publish
         self._report = report
-        self._thread = SyncThread(self.state.device)
+        self._thread = SyncThread(fragments.device)
+        self._landing = Landing(fragments, runner.state, num_islands=rules.num_islands, report=report)
         self._measured: PendingSync | None = None
-        self._flying: PendingSync | None = None
-        self._num_applied = (
-            0  # syncs as the WAN counts them, without one that is committed but not applied yet
-        )
-        exchange.wan.serve_state(self.state.shared_state)
+        self._pending: PendingSync | None = None
+
+    @property
+    def position(self) -> Position:
+        """See `OuterLoop.position`."""
+        return self._state.position
 
     # -- the three verbs -------------------------------------------------------------------------
 
-    def events_after(self, inner_step: int) -> list[Event]:
-        """What is due after this inner step (0-based), in order."""
-        return self.state.schedule.after(inner_step)
+    def step_done(self, num_tokens: int) -> None:
+        """One more inner step is done, on `num_tokens` tokens of this island."""
+        self._state.step_done()
+        self.fragments.add_tokens(num_tokens)
 
-    def measure(self, event: Event, inner_step: int) -> None:
-        """MEASURE: takes the pseudo-gradient; weights untouched.
+    def events(self) -> Iterator[Event]:
+        """What is due after the inner steps done, in order.
 
-        Args:
-            inner_step: inner steps done.
+        An APPLY may move the position to where the other islands are. They are at the same place of the
+        same list, so the rest of the list is that of the new position.
         """
-        deltas = self.state.fragments[event.fragment].measure()
-        self._measured = PendingSync(event, inner_step, deltas, deltas)
+        index = 0
+        while index < len(due := self.fragments.schedule.after(self.position.inner_step)):
+            yield due[index]
+            index += 1
+
+    def measure(self, event: Event) -> None:
+        """MEASURE: takes the pseudo-gradient; weights untouched."""
+        fragment = self.fragments.all[event.fragment]
+        num_tokens = fragment.num_tokens
+        if self._pending is not None and self._pending.event.fragment == event.fragment:
+            num_tokens -= self._pending.num_tokens  # they are in the sync that has not landed yet
+        deltas = fragment.mode.measure()
+        self._measured = PendingSync(event, self.position.inner_step, deltas, num_tokens, deltas)
 
     def start(self, event: Event) -> None:
         """START: puts what was measured on the WAN and returns at once."""
-        flight, self._measured = self._measured, None
-        assert flight is not None and flight.event.fragment == event.fragment
-        flight.message = self.state.fragments[event.fragment].message(flight.deltas)
-        self._launch(flight)
+        if self._measured is not None and self._measured.event.fragment != event.fragment:
+            # An APPLY in between has moved this island, and with it what is due now.
+            mode = self.fragments.all[self._measured.event.fragment].mode
+            mode.discarded(self._measured.deltas, None, share=1.0)
+            self._measured = None
+        if self._measured is None:
+            self.measure(event)
+        pending, self._measured = self._measured, None
+        assert pending is not None
+        pending.payload = self.fragments.all[event.fragment].mode.payload(pending.deltas)
+        self._submit(pending)
 
-    def apply(self, event: Event, inner_step: int) -> None:
-        """APPLY: outer step on the anchor, then the weights. Waits for the exchange if it must.
+    def apply(self, event: Event) -> None:
+        """APPLY: outer step on the anchor, then the weights. Waits for the sync if it must.
 
-        In place: anchor, momentum, residual and shards of the fragment, then the model's weights.
-
-        Args:
-            inner_step: inner steps done.
+        In place: anchor, outer optimizer, residual and shards of the fragment, then the model's weights.
         """
-        flight, self._flying = self._flying, None
-        outcome = None if flight is None else self._land(flight)
-        fragment = self.state.fragments[event.fragment]
-        fresh = self._measured if self._measured and self._measured.event.fragment == event.fragment else None
-        pending = [] if fresh is None else [fresh.deltas]
-        if self._config.delay_mode == "eager":
-            met = outcome.num_participants if outcome and outcome.committed else self._rules.num_islands
-            fragment.update_eagerly(outcome, pending[0] if pending else None, share=1.0 / met)
-        elif outcome is not None and outcome.average is not None:
-            fragment.update(outcome.average.mean, pending=pending, take_anchor=outcome.weight == 0)
-        elif flight is not None:
-            fragment.give_back(flight.deltas)
+        pending, self._pending = self._pending, None
+        if pending is None:
+            self._landing.without_sync(event, self._measured)
+        else:
+            result, blocked_s = self._wait(pending)
+            if self._landing.land(pending, result, self._measured, blocked_s=blocked_s):
+                self._measured = None  # it belongs to a trajectory that has been left
         self._publish()
-        if outcome is not None and event.fragment == len(self.state.fragments) - 1:
-            self._follow_rank(outcome, inner_step)
 
-    def drain(self, inner_step: int) -> None:
-        """Applies what is in flight when training ends; `eager` islands then average their anchors.
-
-        Args:
-            inner_step: 0-based index of the last step.
-        """
-        for event in self.state.schedule.drain(inner_step):
-            self.apply(event, inner_step + 1)
-        if self._config.delay_mode == "eager":
-            self._average_anchors(inner_step + 1)
+    def drain(self) -> None:
+        """Applies what is in flight when training ends; `eager` islands then average their anchors."""
+        for event in self.fragments.schedule.drain(self.position.inner_step):
+            self.apply(event)
+        if not self.fragments.anchors_are_shared:
+            self._average_anchors()
 
     # -- joining and leaving ---------------------------------------------------------------------
 
     def join(self, inner_step: int) -> int:
-        """Waits for the other islands, or steps into a run that goes on without this one.
+        """Waits for the other islands, or takes part in a sync that is under way.
 
         Args:
             inner_step: inner steps this island has done.
 
-        Returns: inner steps done as the run counts them; more than `inner_step` if this island was behind.
+        Returns: inner steps done as the run counts them.
 
         Raises:
             WanError: too few islands until the timeout, or an island that does not fit.
         """
-        hello = self._proposals.to_join(inner_step)
-        waiting = partial(self._report.event, "waiting", inner_step)
-        job = partial(self._exchange.join, hello, self._rules, listen=self._listener, waiting=waiting)
-        joined = self._thread.result(self._thread.submit(job))
-        if joined.healed is not None:
-            self._adopt(joined.healed, joined.inner_step)
+        self._state.move_to(inner_step)
+        self._state.launch(inner_step)
+        joiner = Joiner(
+            self._runner,
+            self._rules,
+            island=self._members.island,
+            member=partial(self._members.to_join, inner_step),
+            waiting=partial(self._report.event, "waiting", inner_step),
+        )
+        offer = self._thread.result(self._thread.submit(joiner.join))
+        self._state.move_to(offer.inner_step)
+        if self._landing.load_received(reducer_loaded=None):
+            self._pending = None  # it belongs to a trajectory that has been left
         self._publish()
-        self._num_applied = self._exchange.wan.step - int(joined.outcome is not None)
-        self._report.event("join", joined.inner_step, islands=joined.num_islands)
-        if joined.outcome is not None:
-            self._step_in(joined.inner_step, joined.fragment, joined.outcome)
-        elif self._flying is not None:
-            self._launch(self._flying)  # in flight when the checkpoint was written
-        return joined.inner_step
+        self._report.event("join", offer.inner_step, islands=offer.num_islands)
+        if offer.session is not None:
+            self._observe(offer)
+        elif self._pending is not None:
+            self._submit(self._pending)  # in flight when the checkpoint was written
+        return self.position.inner_step
 
     def close(self) -> None:
         """Breaks off what is in flight and leaves the WAN."""
         self._thread.close()
-        self._exchange.wan.abort()
-        self._exchange.wan.shutdown()
+        self._runner.wan.abort()
+        self._runner.wan.shutdown()
 
     # -- state -----------------------------------------------------------------------------------
 
     @property
     def num_outer_steps(self) -> int:
         """Outer steps completed."""
-        return self.state.num_outer_steps
+        return self.fragments.num_outer_steps
 
     def anchors(self) -> list[Tensor]:
-        """fp32, one a shard; not copies."""
-        return self.state.anchors()
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Counts tokens that this island has trained on."""
-        self.state.add_tokens(num_tokens)
+        """fp32, one per shard; not copies."""
+        return self.fragments.anchors()
 
     def predicted_bytes(self) -> int:
         """Payload bytes of this rank that the formula gives for the syncs done."""
-        return self.state.predicted_bytes(self._rules.num_islands)
+        return self.fragments.predicted_bytes(self._rules.num_islands)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ShardState:
         """Everything of this rank, a sync in flight included: resuming starts that sync again."""
-        flight = None if self._flying is None else self._flying.state_dict()
-        return {**self.state.state_dict(), "num_applied": self._num_applied, "flight": flight}
+        return self.fragments.state_dict(self._pending)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: ShardState) -> None:
         """Continues from a `state_dict` of a rank with the same shards; before `join`."""
-        self.state.load_state_dict(state)
-        self._num_applied = state["num_applied"]
-        self._exchange.wan.set_step(self._num_applied)
-        self._flying = None if state["flight"] is None else PendingSync.from_state_dict(state["flight"])
+        self._pending = self.fragments.load_state_dict(state)
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _launch(self, flight: PendingSync) -> None:
+    def _submit(self, pending: PendingSync) -> None:
         # One in flight: two would contend for the link, and the later would not see the earlier's update.
-        assert self._flying is None or self._flying is flight, "another fragment is still in flight"
-        self._flying = flight
-        flight.future = self._thread.submit(partial(self._exchange.run, self._proposals.of(flight)))
+        assert self._pending is None or self._pending is pending, "another fragment is still in flight"
+        self._pending = pending
+        fragment = self.fragments.all[pending.event.fragment]
+        request = SyncRequest(
+            member=self._members.to_sync(pending, fragment),
+            payload=pending.payload,
+            target=fragment,
+            abstain_reason=fragment.guard.reason_to_abstain,
+            anchor=fragment.anchor if fragment.mode.anchors_are_shared else (),
+        )
+        self._state.launch(pending.inner_step)
+        pending.future = self._thread.submit(partial(self._runner.run, request))
 
-    def _listener(self, running: Member, healed: State | None) -> SyncRequest:
-        """A proposal with nothing in it, to hear the result of a sync that is under way."""
-        if healed is not None:
-            self._adopt(healed, running.inner_step)
-        start = Event(EventKind.START, running.fragment, 0)
-        return self._proposals.of(self._empty_flight(start, running.inner_step))
+    def _observe(self, offer: Offer) -> None:
+        """Continues as if this island had started the sync that it takes the result of."""
+        assert offer.session is not None and offer.roles is not None
+        leader = offer.roles.leader
+        event = Event(EventKind.START, leader.fragment, leader.outer_step)
+        zeros = [torch.zeros_like(anchor) for anchor in self.fragments.all[leader.fragment].anchor]
+        self._pending = PendingSync(event, offer.inner_step, zeros, 0, zeros)
+        self._state.launch(offer.inner_step)
+        job = partial(self._runner.observe, offer.session, offer.roles, self._members.island)
+        self._pending.future = self._thread.submit(job)
+        due = list(self.fragments.schedule.after(offer.inner_step))
+        start = next(i for i, e in enumerate(due) if e.kind is EventKind.START)
+        for follows in due[start + 1 :]:  # `blocking` applies at once
+            self.apply(follows)
 
-    def _step_in(self, inner_step: int, fragment: int, outcome: SyncResult) -> None:
-        """Goes on as an island that has just started the sync which this one has listened to."""
-        events = self.state.schedule.after(inner_step - 1)
-        start = next(i for i, e in enumerate(events) if e.kind is EventKind.START and e.fragment == fragment)
-        self._flying = self._empty_flight(events[start], inner_step)
-        self._flying.future = Future()
-        self._flying.future.set_result(replace(outcome, healed=None))
-        for event in events[start + 1 :]:
-            self.apply(event, inner_step)
-
-    def _empty_flight(self, event: Event, inner_step: int) -> PendingSync:
-        zeros = [torch.zeros_like(anchor) for anchor in self.state.fragments[event.fragment].anchor]
-        return PendingSync(event, inner_step, zeros, zeros)
-
-    def _land(self, flight: PendingSync) -> SyncResult:
-        """Waits for a sync and settles everything but anchor and weights."""
-        assert flight.future is not None
+    def _wait(self, pending: PendingSync) -> tuple[SyncResult, float]:
+        assert pending.future is not None
         started = time.perf_counter()
-        outcome = self._thread.result(flight.future)
-        blocked_s = time.perf_counter() - started
-        fragment = self.state.fragments[flight.event.fragment]
-        averaging = self.state.averaging[flight.event.fragment]
-        if outcome.average is None:
-            averaging.discard()
-        else:
-            if outcome.healed is not None:
-                self._adopt(outcome.healed, flight.inner_step)
-            averaging.commit(outcome.sent, outcome.average, listened=outcome.weight == 0)
-            if outcome.weight > 0:
-                fragment.guard.remember(outcome.norm)
-        self._num_applied = self._exchange.wan.step
-        self._record(flight, outcome, blocked_s)
-        return outcome
+        result = self._thread.result(pending.future)
+        return result, time.perf_counter() - started
 
-    def _adopt(self, state: State, inner_step: int) -> None:
-        self.state.adopt(state)
-        self._report.event("heal", inner_step, outer_step=self.state.num_outer_steps)
-
-    def _record(self, flight: PendingSync, outcome: SyncResult, blocked_s: float) -> None:
-        p, step = flight.event.fragment, flight.inner_step
-        if outcome.abstained is not None:
-            self._report.event("abstain", step, fragment=p, reason=outcome.abstained)
-        if outcome.error is not None:
-            self._report.event("discard", step, fragment=p, reason=outcome.error)
-        outer_step = self.state.fragments[p].num_syncs + 1
-        record = flight.record(outcome, outer_step=outer_step, blocked_s=blocked_s, codec=self._config.codec)
-        self._report.sync(record)
-
-    def _follow_rank(self, outcome: SyncResult, inner_step: int) -> None:
-        """H follows the rank (DiLoCoX, 2506.21263); the scale is equal on all islands and ranks."""
-        if self._config.adaptive_interval and outcome.interval_scale is not None:
-            wanted = self._config.sync_interval * outcome.interval_scale
-            if (interval := self.state.adapt_interval(wanted, inner_step - 1)) is not None:
-                self._report.event("interval", inner_step, sync_interval=interval)
-
-    def _average_anchors(self, inner_step: int) -> None:
-        """`eager`: the islands' own anchors become one."""
-        (fragment,) = self.state.fragments
-        proposal = self._proposals.of_anchor(inner_step)
-        outcome = self._thread.result(self._thread.submit(partial(self._exchange.run, proposal)))
-        if outcome.average is None:
-            self._report.event("discard", inner_step, fragment=0, reason=outcome.error)
+    def _average_anchors(self) -> None:
+        """`eager`: the islands' own anchors become one, in fp32 and without a guard."""
+        (fragment,) = self.fragments.all
+        inner_step = self.position.inner_step
+        target = _Anchors(fragment, self.fragments.config, self._members.island)
+        request = SyncRequest(
+            member=self._members.to_average_anchors(inner_step, fragment),
+            payload=[anchor.clone() for anchor in fragment.anchor],
+            target=target,
+            abstain_reason=lambda norm: None,
+        )
+        self._state.launch(inner_step)
+        result = self._thread.result(self._thread.submit(partial(self._runner.run, request)))
+        if result.mean is None:
+            self._report.event("discard", inner_step, fragment=0, reason=result.error)
             return
-        fragment.take_anchor(outcome.average.mean)
+        fragment.set_anchor(result.mean.mean)
         self._publish()
+
+
+class _Anchors:
+    """The anchors of a fragment as what a sync averages: without codec and residual."""
+
+    def __init__(self, fragment: Fragment, config: OuterConfig, island: int) -> None:
+        self.shards = fragment.shards
+        self.reducer = FragmentReducer.exact(fragment.shards, island=island)

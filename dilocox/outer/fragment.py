@@ -1,4 +1,4 @@
-"""What level 2 keeps for one fragment on this rank, and the weight updates of each delay mode. Level 2.
+"""Everything of one fragment on one rank, from its shards to its outer optimizer. Level 2.
 
 Memory: anchor and outer momentum (fp32, the size of the shards); residual with error feedback, reference
 with `delayed_keep`, each once more.
@@ -6,167 +6,184 @@ with `delayed_keep`, each once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
-from dilocox.outer import pseudo_gradient
+from dilocox.outer.anchor_store import AnchorStore
+from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.guards import OutlierGuard
+from dilocox.outer.modes.registry import MODES
 from dilocox.outer.optimizer import OuterOptimizer
-from dilocox.outer.sync.runner import SyncResult
-from dilocox.param_shard import ParamShard
+from dilocox.outer.reduce.fragment_reducer import FragmentReducer
+from dilocox.param_shard import ParamShard, ShardState
 
 State = dict[str, Any]
 
 
-class FragmentState:
-    """Anchors and everything that belongs to them.
+class Fragment:
+    """One fragment.
+
+    Args:
+        config: resolved `outer` section.
+        number: which fragment.
+        shards: this rank's part of it; may be empty.
+        island: id of this island.
 
     Attributes:
-        number: which fragment.
-        shards: this rank's part of it.
-        anchor: fp32, one tensor a shard; equal on all islands (`eager`: only after the drain).
         num_syncs: committed syncs.
-        num_tokens: tokens the island trained since the last committed sync.
+        num_tokens: tokens that the island has trained since the last measurement that was committed.
+        reducer: how its pseudo-gradients are averaged.
+        guard: judges their norms.
+        mode: what APPLY does to the weights.
     """
 
     def __init__(
-        self, config: OuterConfig, number: int, shards: Sequence[ParamShard], optimizer: OuterOptimizer
+        self, config: OuterConfig, number: int, shards: Sequence[ParamShard], *, island: int
     ) -> None:
+        assert config.delay_mode is not None
         self.number = number
         self.shards = list(shards)
-        self.anchor = [shard.tensor.detach().clone() for shard in shards]
         self.num_syncs = 0
         self.num_tokens = 0
         self.guard = OutlierGuard(config.outlier_factor)
-        self._mode = config.delay_mode
-        self._alpha = config.mixing_alpha
-        self._optimizer = optimizer
-        self._reference = [a.clone() for a in self.anchor] if self._mode == "delayed_keep" else None
-        # eager: own part of the message in flight, its share in the mean, and what a discarded sync left over
-        self._sent_own: list[Tensor] | None = None
-        self._own_share = 1.0
-        self._carry: list[Tensor] | None = None
+        self.reducer = FragmentReducer(config, self.shards, island=island)
+        self._store = AnchorStore(self.local)
+        self._optimizer = OuterOptimizer(config, self._store.values)
+        self.mode = MODES[config.delay_mode](self, alpha=config.mixing_alpha)
 
     @property
     def local(self) -> list[Tensor]:
-        """The island's weights: views of the masters."""
+        """The island's weights: fp32 views of the masters, one per shard."""
         return [shard.tensor for shard in self.shards]
 
-    def measure(self) -> list[Tensor]:
-        """The pseudo-gradient: progress since the anchor (`delayed_keep`: since the last measurement)."""
-        deltas = pseudo_gradient.measure(self._reference or self.anchor, self.local)
-        if self._reference is not None:
-            pseudo_gradient.advance_reference(self._reference, self.local)
-        return deltas
+    @property
+    def anchor(self) -> list[Tensor]:
+        """fp32, one per shard; equal on all islands (`eager`: only after the drain). Not copies."""
+        return self._store.values
 
-    def message(self, deltas: list[Tensor]) -> list[Tensor]:
-        """What crosses the WAN for a measured pseudo-gradient."""
-        if self._mode != "eager":
-            return deltas
-        if self._carry is not None:
-            deltas = list(torch._foreach_add(deltas, self._carry))
-        self._sent_own = deltas
-        return deltas
+    def outer_step(self, gradient: Sequence[Tensor]) -> None:
+        """One step of the outer optimizer. In place: anchor."""
+        self._optimizer.step(gradient)
 
-    def update(
-        self, mean: Sequence[Tensor], *, pending: Sequence[Sequence[Tensor]], take_anchor: bool
+    def apply(
+        self,
+        result: MeanResult,
+        fresh: list[Tensor] | None,
+        *,
+        share: float,
+        num_tokens: int,
+        contributed: bool,
     ) -> None:
-        """A committed mean: outer step, then the weights by delay mode.
+        """A committed sync: outer step, then the weights by delay mode.
+
+        In place: anchor, outer optimizer, local.
 
         Args:
-            mean: weighted mean over the islands.
-            pending: own pseudo-gradients, measured and neither applied nor given back.
-            take_anchor: drop the local weights: they were not in this mean.
-
-        In place: anchor, momentum, shards.
+            fresh, share: see `DelayMode.committed`.
+            num_tokens: that went into the sync.
+            contributed: False = the local progress is not in this mean and is dropped.
         """
-        self._optimizer.step(self.number, self.anchor, mean)
+        self.mode.committed(result, fresh, share=share, contributed=contributed)
         self.num_syncs += 1
-        self.num_tokens = 0
-        if take_anchor:
+        self.num_tokens -= min(num_tokens, self.num_tokens)
+        if not contributed:
             self.reset()
-        elif self._mode == "streaming":
-            pseudo_gradient.mix(self.local, self.anchor, alpha=self._alpha)
-        elif self._reference is not None:
-            pseudo_gradient.keep_private(self.local, self._reference, self.anchor, pending=pending)
-        else:
-            pseudo_gradient.reset(self.local, self.anchor)
 
-    def update_eagerly(self, outcome: SyncResult | None, fresh: list[Tensor] | None, *, share: float) -> None:
-        """`eager`: own fresh pseudo-gradient and what the others sent one round ago.
-
-        Args:
-            outcome: of the last round; None in the first.
-            fresh: own pseudo-gradient of this round; None in the drain.
-            share: this island's share in the mean of the round that `fresh` goes into.
-        """
-        average = outcome.average if outcome is not None else None
-        self._carry = self._sent_own if outcome is not None and average is None else None
-        if average is None and fresh is None:
-            return
-        gradient = pseudo_gradient.eager_share(
-            fresh,
-            average.mean if average is not None else None,
-            self._sent_own if average is not None else None,
-            fresh_share=share,
-            previous_share=self._own_share,
-        )
-        self._own_share = share
-        self._optimizer.step(self.number, self.anchor, gradient)
-        if average is not None:
-            self.num_syncs += 1
-            self.num_tokens = 0
+    def set_anchor(self, anchor: Sequence[Tensor]) -> None:
+        """Replaces the anchor, and the weights with it. In place: anchor, local."""
+        self._store.set(anchor)
         self.reset()
-
-    def take_anchor(self, anchor: Sequence[Tensor]) -> None:
-        """Replaces the anchor by given values, and the weights with it."""
-        pseudo_gradient.reset(self.anchor, anchor)
-        self.reset()
-
-    def give_back(self, deltas: Sequence[Tensor]) -> None:
-        """A discarded sync: the next measurement contains its progress again."""
-        if self._reference is not None:
-            pseudo_gradient.give_back(self._reference, deltas)
 
     def reset(self) -> None:
-        """The island goes on from the anchor; everything private is dropped."""
-        pseudo_gradient.reset(self.local, self.anchor)
-        if self._reference is not None:
-            pseudo_gradient.reset(self._reference, self.anchor)
+        """The island continues from the anchor; everything private is dropped. In place: local."""
+        self.mode.reset()
+        self.num_tokens = 0
+
+    # -- state that all islands share ------------------------------------------------------------
 
     def shared_state(self) -> State:
         """What must be equal on all islands: handed to an island that is behind. Not copies."""
-        momentum = self._optimizer.momentum_of(self.number)
-        return {"anchor": self.anchor, "momentum": momentum or [], "num_syncs": self.num_syncs}
-
-    def adopt(self, state: State) -> None:
-        """Takes over another island's `shared_state`; the weights follow by `reset`."""
-        for mine, theirs in zip(self.anchor, state["anchor"], strict=True):
-            mine.copy_(theirs)
-        if state["momentum"]:
-            buffers = [t.to(a.device) for t, a in zip(state["momentum"], self.anchor, strict=True)]
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), self.number: buffers})
-        self.num_syncs = state["num_syncs"]
-
-    def state_dict(self) -> State:
-        """All of it but what crosses the WAN in the next message (see `averaging`)."""
         return {
-            **self.shared_state(),
-            "reference": self._reference,
-            "norms": self.guard.state_dict(),
-            "num_tokens": self.num_tokens,
-            "eager": [self._sent_own, self._own_share, self._carry],
+            "anchor": self.anchor,
+            "optimizer": self._optimizer.tensors(),
+            "optimizer_plain": self._optimizer.plain(),
+            "num_syncs": self.num_syncs,
+            "reducer": self.reducer.shared_state(),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        self.adopt(state)
-        if self._reference is not None:
-            for mine, saved in zip(self._reference, state["reference"], strict=True):
-                mine.copy_(saved)
-        self.guard.load_state_dict(state["norms"])
-        self.num_tokens = state["num_tokens"]
-        self._sent_own, self._own_share, self._carry = state["eager"]
+    def load_shared_state(self, state: State, *, reducer_is_loaded: bool) -> None:
+        """Continues from another island's `shared_state`; the weights go to the anchor.
+
+        In place: anchor, outer optimizer, local, residuals.
+
+        Args:
+            reducer_is_loaded: the sync thread has loaded the reducer's part, and has used it in a sync.
+        """
+        self._store.set(state["anchor"])
+        self._optimizer.load(state["optimizer"], state["optimizer_plain"])
+        self.num_syncs = state["num_syncs"]
+        if not reducer_is_loaded:
+            self.reducer.load_shared_state(state["reducer"])
+        self.reset()
+
+    # -- state of a checkpoint -------------------------------------------------------------------
+
+    def state_dict(self) -> ShardState:
+        """Everything of this fragment on this rank. Not copies.
+
+        Kinds of tensors: `anchor`, `optimizer.*`, `mode.*`, and those of the reducer.
+        """
+        kinds = {
+            "anchor": self.anchor,
+            **_prefixed("optimizer.", self._optimizer.tensors()),
+            **_prefixed("mode.", self.mode.tensors()),
+        }
+        reducer = self.reducer.state_dict()
+        return ShardState(
+            tensors={kind: self._by_name(values) for kind, values in kinds.items()} | reducer.tensors,
+            common={
+                "num_syncs": self.num_syncs,
+                "num_tokens": self.num_tokens,
+                "norms": self.guard.state_dict(),
+                "optimizer": self._optimizer.plain(),
+                "mode": self.mode.plain(),
+                "reducer": reducer.common,
+            },
+            layout_bound=reducer.layout_bound,
+        )
+
+    def load_state_dict(self, state: ShardState) -> None:
+        """Continues from a `state_dict` of a rank that holds the same shards."""
+        common = state.common
+        self.num_syncs, self.num_tokens = common["num_syncs"], common["num_tokens"]
+        self.guard.load_state_dict(common["norms"])
+        self.reducer.load_state_dict(ShardState(state.tensors, common["reducer"], state.layout_bound))
+        if not self.shards:
+            return
+        self._store.set(self.in_order(state.tensors["anchor"]))
+        self._optimizer.load(self._with_prefix("optimizer.", state), common["optimizer"])
+        self.mode.load(self._with_prefix("mode.", state), common["mode"])
+
+    def in_order(self, by_name: Mapping[str, Tensor]) -> list[Tensor]:
+        """Tensors of this fragment in the order of its shards."""
+        return [by_name[shard.name] for shard in self.shards]
+
+    def _by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        names = [shard.name for shard in self.shards]
+        return dict(zip(names, values, strict=True))
+
+    def _with_prefix(self, prefix: str, state: ShardState) -> dict[str, list[Tensor]]:
+        """Kinds with a prefix that this fragment has; another one may have more, such as a momentum."""
+        first = self.shards[0].name
+        return {
+            kind.removeprefix(prefix): self.in_order(by_name)
+            for kind, by_name in state.tensors.items()
+            if kind.startswith(prefix) and first in by_name
+        }
+
+
+def _prefixed(prefix: str, kinds: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    return {prefix + kind: values for kind, values in kinds.items()}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from torch import Tensor
 
 from dilocox.outer.schedule import Event
-
-State = dict[str, Any]
+from dilocox.outer.shared_state import Position
+from dilocox.param_shard import ShardState
 
 
 class OuterLoop(Protocol):
-    """One of `DilocoLoop` (DiLoCo), `WanDataParallel` (data parallel), `NoOuterLoop`.
+    """One of `DilocoLoop`, `WanDataParallel`, `NoOuterLoop`.
 
     Attributes:
         interface: network interface of the WAN, or None.
@@ -23,26 +23,30 @@ class OuterLoop(Protocol):
     interface: str | None
     reduce_gradients: Callable[[], None] | None
 
+    @property
+    def position(self) -> Position:
+        """Where the run is; the one owner of it. `apply` may move it to where the other islands are."""
+
     def join(self, inner_step: int) -> int:
         """Meets the other islands; returns the inner steps done as the run counts them."""
 
-    def events_after(self, inner_step: int) -> list[Event]:
-        """What is due after this inner step (0-based), in order."""
+    def step_done(self, num_tokens: int) -> None:
+        """One more inner step is done, on `num_tokens` tokens of this island."""
 
-    def measure(self, event: Event, inner_step: int) -> None: ...
+    def events(self) -> Iterator[Event]:
+        """What is due after the inner steps done, in order. Look at `position` after each APPLY."""
+
+    def measure(self, event: Event) -> None: ...
 
     def start(self, event: Event) -> None: ...
 
-    def apply(self, event: Event, inner_step: int) -> None: ...
+    def apply(self, event: Event) -> None: ...
 
-    def drain(self, inner_step: int) -> None:
-        """Finishes what is in flight after the last inner step (0-based)."""
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Counts tokens that this island has trained on."""
+    def drain(self) -> None:
+        """Finishes what is in flight after the last inner step."""
 
     def anchors(self) -> list[Tensor] | None:
-        """fp32, one a shard; None where the local weights are all there is."""
+        """fp32, one per shard; None where the local weights are all there is."""
 
     @property
     def num_outer_steps(self) -> int: ...
@@ -50,9 +54,9 @@ class OuterLoop(Protocol):
     def predicted_bytes(self) -> int:
         """Payload bytes of this rank that the formula gives for the syncs done."""
 
-    def state_dict(self) -> State: ...
+    def state_dict(self) -> ShardState: ...
 
-    def load_state_dict(self, state: State) -> None: ...
+    def load_state_dict(self, state: ShardState) -> None: ...
 
     def close(self) -> None: ...
 
@@ -64,26 +68,34 @@ class NoOuterLoop:
     reduce_gradients: Callable[[], None] | None = None
     num_outer_steps = 0
 
+    def __init__(self) -> None:
+        self._inner_step = 0
+
+    @property
+    def position(self) -> Position:
+        return Position(self._inner_step, 0)
+
     def join(self, inner_step: int) -> int:
+        self._inner_step = inner_step
         return inner_step
 
-    def events_after(self, inner_step: int) -> list[Event]:
-        return []
+    def step_done(self, num_tokens: int) -> None:
+        self._inner_step += 1
 
-    def measure(self, event: Event, inner_step: int) -> None:
+    def events(self) -> Iterator[Event]:
+        return iter(())
+
+    def measure(self, event: Event) -> None:
         raise AssertionError("no events without a method")
 
     def start(self, event: Event) -> None:
         raise AssertionError("no events without a method")
 
-    def apply(self, event: Event, inner_step: int) -> None:
+    def apply(self, event: Event) -> None:
         raise AssertionError("no events without a method")
 
-    def drain(self, inner_step: int) -> None:
-        """Nothing is in flight."""
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Nobody weighs this island."""
+    def drain(self) -> None:
+        """No-op: nothing is in flight."""
 
     def anchors(self) -> list[Tensor] | None:
         return None
@@ -91,11 +103,11 @@ class NoOuterLoop:
     def predicted_bytes(self) -> int:
         return 0
 
-    def state_dict(self) -> State:
-        return {}
+    def state_dict(self) -> ShardState:
+        return ShardState({}, {}, {})
 
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to continue."""
+    def load_state_dict(self, state: ShardState) -> None:
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """No-op."""

@@ -1,82 +1,96 @@
-"""Outer optimizers: one step on the anchors of a fragment, given the mean pseudo-gradient. Level 2.
+"""Outer optimizers: `torch.optim` on the anchors of one fragment, with the mean pseudo-gradient as gradient.
 
-They are `torch.optim.SGD` to the bit. Each fragment has buffers of its own, created at its first step.
+DiLoCo's outer step (2311.08105, algorithm 1) is SGD with Nesterov momentum: b = mu * b + d and
+theta = theta - eta * (d + mu * b); docs/algorithms.md, section "Outer step". Level 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
 
-
-class OuterOptimizer(Protocol):
-    """What `sync` asks of an outer optimizer."""
-
-    def step(self, fragment: int, anchor: Sequence[Tensor], gradient: Sequence[Tensor]) -> None:
-        """One outer step. In place: anchor (fp32). The gradient is left as it is."""
-
-    def momentum_of(self, fragment: int) -> list[Tensor] | None:
-        """The buffers of a fragment, in the order of its shards; None before its first step."""
-
-    def state_dict(self) -> dict[int, list[Tensor]]:
-        """Buffers by fragment; not copies."""
-
-    def load_state_dict(self, state: Mapping[int, Sequence[Tensor]]) -> None:
-        """Takes over copies of the buffers."""
+Builder = Callable[[list[Tensor], float, float], torch.optim.Optimizer]
 
 
-class Sgd:
-    """SGD with momentum, plain or Nesterov: DiLoCo's outer step (2311.08105, algorithm 1).
+def _nesterov(anchors: list[Tensor], lr: float, momentum: float) -> torch.optim.Optimizer:
+    # torch refuses Nesterov without momentum, where it is plain SGD
+    return torch.optim.SGD(anchors, lr=lr, momentum=momentum, nesterov=momentum > 0, foreach=False)
 
-    b = mu * b + d (the first time b = d), then theta -= lr * (d + mu * b), or lr * b without Nesterov.
-    The learning rate is outside the buffer, so changing it later means what it says.
+
+def _sgd(anchors: list[Tensor], lr: float, momentum: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(anchors, lr=lr, momentum=momentum, foreach=False)
+
+
+OPTIMIZERS: Mapping[str, Builder] = {"nesterov": _nesterov, "sgd": _sgd}
+"""By name in the configuration. `foreach=False`: one kernel per tensor rounds alike on every device."""
+
+
+class OuterOptimizer:
+    """The outer optimizer of one fragment.
+
+    Args:
+        anchors: fp32, one per shard; stepped in place.
     """
 
-    def __init__(self, *, lr: float, momentum: float, nesterov: bool) -> None:
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self._buffers: dict[int, list[Tensor]] = {}
+    def __init__(self, config: OuterConfig, anchors: Sequence[Tensor]) -> None:
+        assert config.outer_lr is not None and config.outer_momentum is not None
+        self._anchors = list(anchors)
+        # torch makes the state of a tensor at its first step; a fragment may own nothing on this rank
+        build = OPTIMIZERS[config.outer_optimizer]
+        self._torch = build(self._anchors, config.outer_lr, config.outer_momentum) if self._anchors else None
 
-    def step(self, fragment: int, anchor: Sequence[Tensor], gradient: Sequence[Tensor]) -> None:
-        direction = gradient if self.momentum == 0 else self._with_momentum(fragment, gradient)
-        for theta, update in zip(anchor, direction, strict=True):
-            theta.add_(update, alpha=-self.lr)
+    @torch.no_grad()
+    def step(self, gradient: Sequence[Tensor]) -> None:
+        """One outer step. In place: anchors. The gradient is left as it is.
 
-    def momentum_of(self, fragment: int) -> list[Tensor] | None:
-        return self._buffers.get(fragment)
+        Args:
+            gradient: mean pseudo-gradient, fp32, one per shard.
+        """
+        if self._torch is None:
+            return
+        for anchor, delta in zip(self._anchors, gradient, strict=True):
+            anchor.grad = delta
+        self._torch.step()
+        self._torch.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[int, list[Tensor]]:
-        return dict(self._buffers)
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """State by torch's names (`momentum_buffer` ...), one tensor per shard; empty before a step."""
+        found: dict[str, list[Tensor]] = {}
+        for anchor in self._anchors:
+            for key, value in self._state_of(anchor).items():
+                if isinstance(value, Tensor) and value.shape == anchor.shape:
+                    found.setdefault(key, []).append(value)
+        return found
 
-    def load_state_dict(self, state: Mapping[int, Sequence[Tensor]]) -> None:
-        self._buffers = {
-            fragment: [tensor.clone() for tensor in buffers] for fragment, buffers in state.items()
+    def plain(self) -> dict[str, float]:
+        """Scalar state, such as the number of steps; equal for all tensors of a fragment."""
+        if not self._anchors:
+            return {}
+        first = self._state_of(self._anchors[0])
+        return {
+            key: float(value)
+            for key, value in first.items()
+            if value is not None and not (isinstance(value, Tensor) and value.shape == self._anchors[0].shape)
         }
 
-    def _with_momentum(self, fragment: int, gradient: Sequence[Tensor]) -> list[Tensor]:
-        buffers = self._buffers.get(fragment)
-        if buffers is None:
-            buffers = self._buffers[fragment] = [delta.clone() for delta in gradient]
-        else:
-            for buffer, delta in zip(buffers, gradient, strict=True):
-                buffer.mul_(self.momentum).add_(delta)
-        if not self.nesterov:
-            return buffers
-        return [
-            delta.add(buffer, alpha=self.momentum) for delta, buffer in zip(gradient, buffers, strict=True)
-        ]
+    def load(self, tensors: Mapping[str, Sequence[Tensor]], plain: Mapping[str, float]) -> None:
+        """Continues from copies of `tensors` and `plain`."""
+        if self._torch is None:
+            return
+        self._torch.state.clear()
+        for index, anchor in enumerate(self._anchors):
+            state: dict[str, Any] = {
+                key: values[index].to(anchor.device, torch.float32, copy=True)
+                for key, values in tensors.items()
+            }
+            state.update({key: torch.tensor(value) for key, value in plain.items()})
+            if state:
+                self._torch.state[anchor] = state
 
-
-def build_outer_optimizer(outer: OuterConfig) -> OuterOptimizer:
-    """The optimizer of a resolved configuration."""
-    assert outer.outer_lr is not None and outer.outer_momentum is not None
-    return Sgd(
-        lr=outer.outer_lr,
-        momentum=outer.outer_momentum,
-        nesterov=outer.outer_optimizer == "nesterov",
-    )
+    def _state_of(self, anchor: Tensor) -> Mapping[str, Any]:
+        return {} if self._torch is None else self._torch.state.get(anchor, {})

@@ -1,6 +1,6 @@
 """Pseudo-gradients and what an applied outer update does to the local weights. Level 2, pure tensor maths.
 
-All functions take lists of fp32 tensors of equal shapes, one entry a shard. The names of a fragment's state:
+All functions take lists of fp32 tensors of equal shapes, one entry per shard. The state of a fragment:
 
 * local: the weights that the island trains;
 * anchor: the weights after the last applied outer update;
@@ -12,10 +12,12 @@ The sign, once and for all: pseudo-gradient = old - new, so that descending subt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the schedule and `dilocox plan` load the delay modes without torch
+    from torch import Tensor
 
-Tensors = Sequence[Tensor]
+    Tensors = Sequence[Tensor]
 
 
 def measure(reference: Tensors, local: Tensors) -> list[Tensor]:
@@ -63,7 +65,7 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
     Args:
         local, reference: of this fragment.
         anchor: already updated with the pseudo-gradient that has arrived.
-        pending: own pseudo-gradients, measured but neither applied nor given back.
+        pending: own pseudo-gradients, measured but neither applied nor restored.
 
     In place: local, reference.
     """
@@ -76,10 +78,10 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
         local[index].copy_(start.sub_(since))
 
 
-def give_back(reference: Tensors, delta: Tensors) -> None:
+def restore_unsent(reference: Tensors, delta: Tensors) -> None:
     """`delayed_keep`, for a discarded sync: the next measurement contains its progress again.
 
-    The other modes measure from the anchor, which has not moved, so nothing is to be given back.
+    The other modes measure from the anchor, which has not moved, so there is nothing to restore.
 
     In place: reference.
     """

@@ -28,7 +28,7 @@ def test_sync_follows_the_twin(case):
         seen = []
 
         def look(step):
-            anchors = [fragment.anchor for fragment in island.sync.state.fragments]
+            anchors = [fragment.anchor for fragment in island.fragments.all]
             seen.append(
                 [[t.clone() for tensors in kind for t in tensors] for kind in (anchors, island.weights)]
             )
@@ -37,8 +37,8 @@ def test_sync_follows_the_twin(case):
             for tensor in island.tensors:
                 tensor.sub_(SPEEDS[island.number])
 
-        island.train(0, STEPS, move, look)
-        island.sync.drain(STEPS - 1)
+        island.train(STEPS, move, look)
+        island.loop.drain()
         look(STEPS)
         return seen
 

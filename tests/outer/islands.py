@@ -11,8 +11,11 @@ from dilocox.config.defaults import resolve
 from dilocox.config.schema import Config, OuterConfig
 from dilocox.outer.control_group import SingleRankControl
 from dilocox.outer.diloco import DilocoLoop
-from dilocox.outer.schedule import EventKind
-from dilocox.outer.sync.runner import JoinRules, SyncRunner
+from dilocox.outer.fragment_set import FragmentSet
+from dilocox.outer.members import MemberInfo
+from dilocox.outer.shared_state import SharedState
+from dilocox.outer.sync.join import JoinRules
+from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.wan.base import Member
 from dilocox.outer.wan.loopback import LoopbackHub
 from dilocox.param_shard import ParamShard
@@ -26,8 +29,8 @@ class Log:
     def __init__(self):
         self.syncs, self.events = [], []
 
-    def sync(self, record):
-        self.syncs.append(record)
+    def sync(self, stats):
+        self.syncs.append(stats)
 
     def event(self, event, inner_step, **details):
         self.events.append((event, inner_step, details))
@@ -45,7 +48,7 @@ class ThreadIsland:
     """One island: shards that a test moves by hand, and its `DilocoLoop`.
 
     Attributes:
-        weights: one list of tensors a fragment.
+        weights: one list of tensors per fragment.
     """
 
     def __init__(self, island, hub, config, *, shapes=SHAPES, num_islands=2, min_islands=1, seed=None):
@@ -55,20 +58,34 @@ class ThreadIsland:
         make = torch.zeros if seed is None else lambda shape: torch.randn(shape, generator=generator)
         self.weights = [[make(shape) for shape in shapes] for _ in range(config.num_fragments)]
         shards = [
-            ParamShard(f"fragment{p}.{i}", tensor, "layer", p, replicated=False, counted=True)
+            ParamShard.whole(f"fragment{p}.{i}", tensor, layer=p)
             for p, tensors in enumerate(self.weights)
             for i, tensor in enumerate(tensors)
         ]
         per = len(shapes)
+        indices = [list(range(p * per, (p + 1) * per)) for p in range(config.num_fragments)]
         self.wan = hub.wan(island)
         self.stopping = threading.Event()
-        self.sync = DilocoLoop(
-            config,
-            shards=shards,
-            fragments=[list(range(p * per, (p + 1) * per)) for p in range(config.num_fragments)],
-            exchange=SyncRunner(self.wan, SingleRankControl(), retry_s=5.0, stopping=self.stopping.is_set),
+        self.fragments = FragmentSet(config, shards, indices, island=island)
+        self.state = SharedState(self.fragments)
+        runner = SyncRunner(
+            self.wan,
+            SingleRankControl(),
+            self.state,
+            targets=self.fragments.all,
+            stopping=self.stopping.is_set,
+        )
+        self.loop = DilocoLoop(
+            self.fragments,
+            runner,
             rules=JoinRules(num_islands, min_islands, timeout_s=5.0),
-            hello=Member(island, "sync", "run", "print", 0, 0, 0, 1.0, ""),
+            members=MemberInfo(
+                config,
+                Member(island, "sync", "run", "print"),
+                fragments=self.fragments,
+                state=self.state,
+                control=SingleRankControl(),
+            ),
             publish=lambda: None,
             report=self.log,
         )
@@ -77,20 +94,21 @@ class ThreadIsland:
     def tensors(self):
         return [tensor for fragment in self.weights for tensor in fragment]
 
-    def train(self, first, last, move, after=lambda step: None):
-        """Inner steps first .. last - 1: `move(island, step)` changes the weights, then level 2 acts."""
-        for step in range(first, last):
+    @property
+    def inner_step(self):
+        return self.loop.position.inner_step
+
+    def anchors(self):
+        return [tensor.clone() for tensor in self.loop.anchors()]
+
+    def train(self, last, move, after=lambda step: None):
+        """Inner steps until `last` are done: `move(island, steps done before)` changes the weights."""
+        while (step := self.inner_step) < last:
             move(self, step)
-            self.sync.add_tokens(1)
-            for event in self.sync.events_after(step):
-                match event.kind:
-                    case EventKind.MEASURE:
-                        self.sync.measure(event, step + 1)
-                    case EventKind.START:
-                        self.sync.start(event)
-                    case EventKind.APPLY:
-                        self.sync.apply(event, step + 1)
-            after(step)
+            self.loop.step_done(1)
+            for event in self.loop.events():
+                getattr(self.loop, event.kind)(event)
+            after(self.inner_step)
 
 
 def on_islands(islands, job):
@@ -99,8 +117,8 @@ def on_islands(islands, job):
         return list(pool.map(job, islands))
 
 
-def make_islands(num_islands, config, **settings):
-    hub = LoopbackHub(num_islands, timeout_s=10.0)
+def make_islands(num_islands, config, *, hub=None, **settings):
+    hub = hub or LoopbackHub(num_islands, timeout_s=10.0)
     return [
         ThreadIsland(island, hub, config, num_islands=num_islands, **settings)
         for island in range(num_islands)

@@ -22,7 +22,7 @@ def drift(island, step):
 
 
 def anchors(island):
-    return [tensor.clone() for tensor in island.sync.anchors()]
+    return [tensor.clone() for tensor in island.loop.anchors()]
 
 
 def assert_equal_bits(one, other):
@@ -36,15 +36,15 @@ def test_anchors_have_equal_bits_on_all_islands(num_islands, settings):
     islands = make_islands(num_islands, outer_config(**settings), shapes=SHAPES)
 
     def train(island):
-        assert island.sync.join(0) == 0
-        island.train(0, 40, drift)
-        island.sync.drain(39)
+        assert island.loop.join(0) == 0
+        island.train(40, drift)
+        island.loop.drain()
         return anchors(island)
 
     first, *others = on_islands(islands, train)
     for other in others:
         assert_equal_bits(first, other)
-    assert islands[0].sync.num_outer_steps == 40 // settings["sync_interval"]
+    assert islands[0].loop.num_outer_steps == 40 // settings["sync_interval"]
 
 
 def test_an_island_with_nan_abstains_and_takes_the_anchor():
@@ -56,7 +56,7 @@ def test_an_island_with_nan_abstains_and_takes_the_anchor():
             island.weights[0][0][2, 3] = float("nan")
 
     def train(island):
-        island.train(0, 12, poison)
+        island.train(12, poison)
         return anchors(island)
 
     first, second = on_islands(islands, train)
@@ -77,7 +77,7 @@ def test_an_outlier_abstains():
             for tensor in island.tensors:
                 tensor.add_(1000.0)
 
-    on_islands(islands, lambda island: island.train(0, 16, jump))
+    on_islands(islands, lambda island: island.train(16, jump))
     ((_, step, details),) = islands[1].log.named("abstain")
     assert step == 14 and "running median" in details["reason"]
 
@@ -116,8 +116,8 @@ def test_a_discarded_sync_loses_nothing(settings):
             FailingTransport(island.wan, failing)
 
         def train(island):
-            island.train(0, 24, lambda island, step: [t.sub_(1.0 + island.number) for t in island.tensors])
-            island.sync.drain(23)
+            island.train(24, lambda island, step: [t.sub_(1.0 + island.number) for t in island.tensors])
+            island.loop.drain()
             return anchors(island)
 
         return islands, on_islands(islands, train)
@@ -150,14 +150,14 @@ def test_resumed_equals_uninterrupted_from_every_step(settings, stop):
     steps = 24
 
     def whole(island):
-        island.train(0, steps, drift)
-        island.sync.drain(steps - 1)
+        island.train(steps, drift)
+        island.loop.drain()
         return anchors(island) + [tensor.clone() for tensor in island.tensors]
 
     def first_half(island):
-        island.sync.join(0)
-        island.train(0, stop, drift)
-        return copy.deepcopy((island.sync.state_dict(), island.tensors))
+        island.loop.join(0)
+        island.train(stop, drift)
+        return copy.deepcopy((island.loop.state_dict(), island.tensors))
 
     saved = on_islands(make_islands(2, config, shapes=SHAPES), first_half)
 
@@ -165,10 +165,10 @@ def test_resumed_equals_uninterrupted_from_every_step(settings, stop):
         state, tensors = saved[island.number]
         for tensor, kept in zip(island.tensors, tensors, strict=True):
             tensor.copy_(kept)
-        island.sync.load_state_dict(state)
-        assert island.sync.join(stop) == stop
-        island.train(stop, steps, drift)
-        island.sync.drain(steps - 1)
+        island.loop.load_state_dict(state)
+        assert island.loop.join(stop) == stop
+        island.train(steps, drift)
+        island.loop.drain()
         return anchors(island) + [tensor.clone() for tensor in island.tensors]
 
     resumed = on_islands(make_islands(2, config, shapes=SHAPES), second_half)
@@ -177,31 +177,20 @@ def test_resumed_equals_uninterrupted_from_every_step(settings, stop):
         assert_equal_bits(one, other)
 
 
-def test_a_sync_that_is_committed_but_not_applied_does_not_count_in_a_checkpoint():
-    """Else an island saved a moment later would look ahead and "heal" the other with the same anchors."""
-
-    def save(island):
-        island.train(0, 5, drift)  # launched after 4 steps, applied after 6
-        island.sync._flying.future.result()
-        return island.sync.state_dict()["num_applied"], island.wan.step
-
-    assert on_islands(make_islands(2, outer_config(**STREAMING)), save) == [(0, 1), (0, 1)]
-
-
 @pytest.mark.parametrize("settings", [{"sync_interval": 4}, STREAMING | INT4])
 def test_a_late_island_is_healed_and_steps_in(settings):
     config = outer_config(**settings)
     hub = LoopbackHub(1, timeout_s=10.0)
     early = ThreadIsland(0, hub, config, shapes=SHAPES, num_islands=1)
-    early.sync.join(0)
-    early.train(0, 10, drift)
+    early.loop.join(0)
+    early.train(10, drift)
     hub.join(1)
     late = ThreadIsland(1, hub, config, shapes=SHAPES, seed=99)  # fresh weights, which must not count
 
     def go(island):
-        first = 10 if island is early else island.sync.join(0)
-        island.train(first, 32, drift)
-        island.sync.drain(31)
+        first = 10 if island is early else island.loop.join(0)
+        island.train(32, drift)
+        island.loop.drain()
         return first, anchors(island)
 
     (_, anchors_early), (entered, anchors_late) = on_islands([early, late], go)
@@ -214,15 +203,16 @@ def test_a_late_island_tries_again_when_the_first_sync_fails():
     config = outer_config(sync_interval=4)
     hub = LoopbackHub(1, timeout_s=10.0)
     early = ThreadIsland(0, hub, config, shapes=SHAPES, num_islands=1)
-    early.sync.join(0)
-    early.train(0, 8, drift)
+    early.loop.join(0)
+    early.train(8, drift)
     hub.join(1)
     late = ThreadIsland(1, hub, config, shapes=SHAPES, seed=99)
     FailingTransport(early.wan, {0})
     FailingTransport(late.wan, {0})
 
     def go(island):
-        island.train(8 if island is early else island.sync.join(0), 24, drift)
+        island is early or island.loop.join(0)
+        island.train(24, drift)
         return anchors(island)
 
     assert_equal_bits(*on_islands([early, late], go))
@@ -234,7 +224,7 @@ def test_an_island_waits_for_the_others_at_start():
     hub = LoopbackHub(1, timeout_s=10.0)
     island = ThreadIsland(0, hub, config, num_islands=2, min_islands=2)
     with pytest.raises(WanError, match="1 of 2 islands"):
-        island.sync.join(0)
+        island.loop.join(0)
     ((_, _, details),) = island.log.named("waiting")
     assert details == {"missing": "island 1", "here": "1 of 2"}
 
@@ -246,7 +236,7 @@ def test_islands_with_different_weights_do_not_start():
 
     def join(island):
         with pytest.raises(WanError, match="anchors differ"):
-            island.sync.join(0)
+            island.loop.join(0)
 
     on_islands(islands, join)
 
@@ -258,8 +248,8 @@ def test_weights_by_tokens():
     islands = make_islands(2, config)
 
     def train(island):
-        island.sync.add_tokens(6 * island.number)  # 2 and 8 tokens at the sync
-        island.train(0, 2, lambda island, step: [t.sub_(1.0 + island.number) for t in island.tensors])
+        island.fragments.add_tokens(6 * island.number)  # 2 and 8 tokens at the sync
+        island.train(2, lambda island, step: [t.sub_(1.0 + island.number) for t in island.tensors])
         return anchors(island)
 
     first, _ = on_islands(islands, train)

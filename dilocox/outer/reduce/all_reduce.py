@@ -21,7 +21,7 @@ from dilocox.outer.codec.base import Codec, MeanResult
 from dilocox.outer.codec.sizes import HEADER_BYTES, Slice, cut_shards
 from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback, scaled
 from dilocox.outer.wan.base import Transport
-from dilocox.outer.wan.header import Header, Identity, Shot, open_message, seal
+from dilocox.outer.wan.header import Header, Shot, SyncId, open_message, seal
 
 
 def average(
@@ -30,7 +30,7 @@ def average(
     transport: Transport,
     codec: Codec,
     gather_codec: Codec,
-    identity: Identity,
+    identity: SyncId,
     server: GatherErrorFeedback | None = None,
 ) -> MeanResult:
     """Averages tensors over the members of a round, weighted by `transport.weights`.
@@ -82,7 +82,7 @@ class _CompressedAllReduce:
         lost: what requantising the owned shard lost, by slice.
     """
 
-    def __init__(self, flat: list[Tensor], transport: Transport, *, codec: Codec, identity: Identity) -> None:
+    def __init__(self, flat: list[Tensor], transport: Transport, *, codec: Codec, identity: SyncId) -> None:
         self.flat = flat
         self.lost: list[tuple[Slice, Tensor]] = []
         self._transport = transport

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,9 +22,9 @@ from dilocox.outer.codec.low_rank import LowRankCompressor
 from dilocox.outer.codec.sizes import allreduce_bytes
 from dilocox.outer.reduce.all_reduce import average
 from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback
-from dilocox.outer.wan.base import Member, Transport
-from dilocox.outer.wan.header import Identity
-from dilocox.param_shard import ParamShard
+from dilocox.outer.wan.base import Transport
+from dilocox.outer.wan.header import SyncId
+from dilocox.param_shard import ParamShard, ShardState
 
 State = dict[str, Any]
 
@@ -38,11 +39,8 @@ class FragmentReducer:
         island: id of this island; stochastic rounding differs between islands.
     """
 
-    def __init__(
-        self, config: OuterConfig, fragment: int, shards: Sequence[ParamShard], *, island: int
-    ) -> None:
+    def __init__(self, config: OuterConfig, shards: Sequence[ParamShard], *, island: int) -> None:
         self._config = config
-        self._fragment = fragment
         self._island = island
         self._shapes = [tuple(shard.tensor.shape) for shard in shards]
         self._compressor = _compressor(config, shards)
@@ -56,9 +54,9 @@ class FragmentReducer:
             self._server = GatherErrorFeedback() if config.codec != "low_rank" else None
 
     @classmethod
-    def exact(cls, fragment: int, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
+    def exact(cls, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
         """Without codec and residual: fp32 in, fp32 out."""
-        return cls(OuterConfig(codec="none", gather_codec="none"), fragment, shards, island=island)
+        return cls(OuterConfig(codec="none", gather_codec="none"), shards, island=island)
 
     @property
     def interval_scale(self) -> float | None:
@@ -69,7 +67,9 @@ class FragmentReducer:
         """Adds the residual: what to average. Not in place."""
         return deltas if self._feedback is None else self._feedback.compensate(deltas)
 
-    def average(self, sent: list[Tensor], transport: Transport, hello: Member) -> MeanResult:
+    def reduce(
+        self, compensated: list[Tensor], transport: Transport, *, sync: SyncId, inner_step: int
+    ) -> MeanResult:
         """Averages over the members of a round.
 
         Collective: all members, in the exchange thread.
@@ -77,11 +77,11 @@ class FragmentReducer:
         Raises:
             WanError: see `collective.average`.
         """
-        rounds = self._compressor.rounds(sent)
+        rounds = self._compressor.rounds(compensated)
         tensors = next(rounds)
         exchange = 0
         while True:
-            mean = self._average_once(tensors, transport, hello, exchange)
+            mean = self._average_once(tensors, transport, replace(sync, pass_index=exchange), inner_step)
             try:
                 tensors = rounds.send(mean)
             except StopIteration as done:
@@ -89,16 +89,16 @@ class FragmentReducer:
                 return result
             exchange += 1
 
-    def commit(self, sent: Sequence[Tensor], result: MeanResult, *, listened: bool) -> None:
+    def commit(self, sent: Sequence[Tensor], result: MeanResult, *, observed: bool) -> None:
         """The sync is being applied. In place: residuals, warm start.
 
         Args:
-            listened: this island abstained; its message was empty and its residual stays.
+            observed: this island abstained; its message was empty and its residual stays.
         """
         self._compressor.commit()
         if self._server is not None:
             self._server.commit()
-        if self._feedback is not None and not listened:
+        if self._feedback is not None and not observed:
             self._feedback.commit(sent, result.own)
 
     def discard(self) -> None:
@@ -125,7 +125,7 @@ class FragmentReducer:
         """Equal on all islands."""
         return self._compressor.state_dict()
 
-    def adopt(self, state: State) -> None:
+    def load_shared_state(self, state: State) -> None:
         """Takes over another island's shared state; own residuals belong to another past and go."""
         self._compressor.load_state_dict(state)
         if self._feedback is not None:
@@ -134,21 +134,22 @@ class FragmentReducer:
         if self._server is not None:
             self._server.load_state_dict({})
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ShardState:
         """Everything. Not copies."""
-        return {
+        feedback = {} if self._feedback is None else {"residual": self._feedback.state_dict()}
+        bound = {
             "compressor": self._compressor.state_dict(),
-            "residual": {} if self._feedback is None else self._feedback.state_dict(),
             "server": {} if self._server is None else self._server.state_dict(),
         }
+        return ShardState(feedback, {}, bound)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: ShardState) -> None:
         """Continues from a `state_dict`."""
-        self._compressor.load_state_dict(state["compressor"])
+        self._compressor.load_state_dict(state.layout_bound["compressor"])
         if self._feedback is not None:
-            self._feedback.load_state_dict(state["residual"])
+            self._feedback.load_state_dict(state.tensors["residual"])
         if self._server is not None:
-            self._server.load_state_dict(state["server"])
+            self._server.load_state_dict(state.layout_bound["server"])
 
     def _round_numels(self) -> list[list[int]]:
         if isinstance(self._compressor, LowRankCompressor):
@@ -156,11 +157,11 @@ class FragmentReducer:
         return [[prod(shape) for shape in self._shapes]]
 
     def _average_once(
-        self, tensors: list[Tensor], transport: Transport, hello: Member, exchange: int
+        self, tensors: list[Tensor], transport: Transport, sync: SyncId, inner_step: int
     ) -> MeanResult:
         # A seed for each message instead of a generator that runs on: a sync that is started again after a
         # resume then sends the same bits.
-        name = f"{hello.run_id} {self._island} {hello.fragment} {hello.inner_step} {exchange}"
+        name = f"{sync.run_id} {self._island} {sync.fragment} {inner_step} {sync.pass_index}"
         self._codec.reseed(zlib.crc32(name.encode()))
         self._gather_codec.reseed(zlib.crc32(name.encode(), 1))
         return average(
@@ -168,7 +169,7 @@ class FragmentReducer:
             transport=transport,
             codec=self._codec,
             gather_codec=self._gather_codec,
-            identity=Identity(hello.run_id, hello.fragment, hello.outer_step, exchange),
+            identity=sync,
             server=self._server,
         )
 

@@ -1,72 +1,141 @@
-"""What this island says of itself to the others, and what it brings to a sync. Level 2."""
+"""What this island brings to a sync, and what came of it. Level 2."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from dilocox.config.schema import OuterConfig
-from dilocox.outer.outer_state import OuterState
+from torch import Tensor
+
+from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
-from dilocox.outer.sync.pending import PendingSync
-from dilocox.outer.sync.runner import SyncRequest
+from dilocox.outer.schedule import Event
+from dilocox.outer.sync.roles import Role
 from dilocox.outer.wan.base import Member
+from dilocox.param_shard import ParamShard
 
 
-class Proposals:
-    """Makes hellos and proposals from the state of the outer loop.
+class SyncTarget(Protocol):
+    """What a sync averages: a fragment, or the gradients of `data_parallel`.
 
-    Args:
-        hello: identity of this island; the numbers of the round are filled in here.
+    Attributes:
+        shards: whose values are averaged.
+        reducer: how they cross the WAN.
     """
 
-    def __init__(self, config: OuterConfig, state: OuterState, hello: Member) -> None:
-        self._config = config
-        self._state = state
-        self._hello = hello
+    @property
+    def shards(self) -> Sequence[ParamShard]: ...
 
-    def to_join(self, inner_step: int) -> Member:
-        """Asks to be let in, having done inner_step inner steps."""
-        comparable = inner_step == 0 or self._config.delay_mode != "eager"
-        return replace(
-            self._hello,
-            kind="join",
-            weight=0.0,
-            inner_step=inner_step,
-            anchor_hash=self._state.anchor_hash() if comparable else "",
-        )
+    @property
+    def reducer(self) -> FragmentReducer: ...
 
-    def of(self, flight: PendingSync) -> SyncRequest:
-        """Brings what was measured."""
-        fragment = self._state.fragments[flight.event.fragment]
-        return SyncRequest(
-            hello=self._to_sync(fragment.number, flight.inner_step),
-            deltas=flight.message,
-            shards=fragment.shards,
-            averaging=self._state.averaging[fragment.number],
-            judge=fragment.guard.reason_to_abstain,
-            anchor=() if self._config.delay_mode == "eager" else fragment.anchor,
-        )
 
-    def of_anchor(self, inner_step: int) -> SyncRequest:
-        """Brings the anchor itself, without codec, residual or guard.
+@dataclass(frozen=True)
+class SyncRequest:
+    """What this island brings to a sync.
 
-        The end of `eager`, whose anchors are each island's own until they are averaged once, in fp32.
-        """
-        (fragment,) = self._state.fragments
-        return SyncRequest(
-            hello=self._to_sync(fragment.number, inner_step),
-            deltas=[anchor.clone() for anchor in fragment.anchor],
-            shards=fragment.shards,
-            averaging=FragmentReducer.exact(fragment.number, fragment.shards, island=self._hello.island),
-            judge=lambda norm: None,
-        )
+    Attributes:
+        member: of kind `sync`; the runner fills in the expensive fields.
+        payload: fp32, one tensor per shard; not written to while the sync runs.
+        abstain_reason: norm of the payload -> reason to abstain, or None.
+        anchor: of the fragment; all islands must have the same. Empty: theirs may differ.
+    """
 
-    def _to_sync(self, number: int, inner_step: int) -> Member:
-        fragment = self._state.fragments[number]
-        return replace(
-            self._hello,
-            outer_step=fragment.num_syncs,
-            fragment=number,
-            inner_step=inner_step,
-            weight=float(fragment.num_tokens) if self._config.island_weights == "by_tokens" else 1.0,
-        )
+    member: Member
+    payload: list[Tensor]
+    target: SyncTarget
+    abstain_reason: Callable[[float], str | None]
+    anchor: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True)
+class SyncStats:
+    """What metrics and log say of one sync. Field names are those of `sync` records in metrics.jsonl.
+
+    Attributes:
+        inner_step: inner steps done when it was measured.
+        outer_step: number of this outer step of the fragment, from 1.
+        num_participants: islands whose pseudo-gradient is in the mean.
+        pseudo_gradient_norm: L2 norm of this island's payload.
+        cosine_to_mean: between it and the mean; None if this island is not in it.
+        payload_bytes_sent: over all ranks of this island.
+        exchange_s: seconds from start to the decoded result.
+        waiting_s: the part of them until all islands were there.
+        blocked_s: the part of them for which training stood still.
+    """
+
+    inner_step: int
+    outer_step: int
+    fragment: int
+    num_participants: int
+    pseudo_gradient_norm: float
+    cosine_to_mean: float | None
+    payload_bytes_sent: int
+    exchange_s: float
+    waiting_s: float
+    blocked_s: float
+    codec: str
+    committed: bool
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """Result of one sync.
+
+    Attributes:
+        mean: mean and own part; None unless committed.
+        compensated: what the own message was made from (payload + residual); empty without a contribution.
+        role: what this island did; None where no session was opened.
+        leader: member whose (outer step, fragment) was synced; None where none was found out.
+        weight: of this island in the mean; 0 = it abstained or observed.
+        total_weight: sum over all islands.
+        norm: of this island's payload.
+        cosine: between it and the mean, or None.
+        payload_bytes_sent: over all ranks of this island.
+        exchange_s, waiting_s: see `SyncStats`.
+        abstained, error: reasons, or None.
+        interval_scale: sync interval over its initial value (adaptive low rank), or None.
+        reducer_is_loaded: the reducer of the leader's fragment holds a received state and has run with it.
+    """
+
+    mean: MeanResult | None = None
+    compensated: list[Tensor] = field(default_factory=list)
+    role: Role | None = None
+    leader: Member | None = None
+    weight: float = 0.0
+    num_participants: int = 0
+    norm: float = 0.0
+    cosine: float | None = None
+    payload_bytes_sent: int = 0
+    exchange_s: float = 0.0
+    waiting_s: float = 0.0
+    abstained: str | None = None
+    error: str | None = None
+    interval_scale: float | None = None
+    reducer_is_loaded: bool = False
+
+    @property
+    def committed(self) -> bool:
+        return self.mean is not None
+
+
+@dataclass
+class PendingSync:
+    """A measured pseudo-gradient; on its way once `future` is there.
+
+    Attributes:
+        event: the START it belongs to.
+        inner_step: inner steps done when it was measured.
+        deltas: pseudo-gradient, one fp32 tensor per shard.
+        num_tokens: tokens trained since the last measurement that was committed.
+        payload: what crosses the WAN; the deltas themselves but for `eager`.
+    """
+
+    event: Event
+    inner_step: int
+    deltas: list[Tensor]
+    num_tokens: int
+    payload: list[Tensor]
+    future: Future[SyncResult] | None = None

@@ -1,6 +1,6 @@
-"""One sync from proposal to vote, in the exchange thread; touches no weights. Level 2.
+"""One sync from request to vote, in the sync thread; touches no weights and no anchors. Level 2.
 
-guard -> round with hellos -> error feedback -> compressor rounds over the collective -> vote. Everything
+guard -> session with member infos -> roles -> error feedback -> passes of the reducer -> vote. Everything
 decided here is equal on all ranks of the island.
 """
 
@@ -9,291 +9,190 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dilocox.errors import QuorumError, WanError
+from dilocox.errors import WanError
 from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.control_group import ControlGroup
-from dilocox.outer.hashing import hash_tensors
-from dilocox.outer.reduce.fragment_reducer import FragmentReducer
-from dilocox.outer.wan.base import Member, QuorumSession, Wan
-from dilocox.param_shard import ParamShard
-
-_RETRY_PAUSE_S = 0.2
-_JOIN_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True)
-class SyncRequest:
-    """What this island brings to a sync of one fragment.
-
-    Attributes:
-        deltas: pseudo-gradient, one fp32 tensor a shard; not written to while the sync runs.
-        averaging: how it crosses the WAN.
-        judge: norm -> reason to abstain, or None.
-        anchor: of the fragment; all islands must have the same. Empty: theirs may differ.
-    """
-
-    hello: Member
-    deltas: list[Tensor]
-    shards: Sequence[ParamShard]
-    averaging: FragmentReducer
-    judge: Callable[[float], str | None]
-    anchor: Sequence[Tensor] = ()
-
-
-@dataclass
-class SyncResult:
-    """What came of a sync.
-
-    Attributes:
-        average: mean and own share; None unless committed.
-        sent: what the own message was made from (pseudo-gradient + residual).
-        weight: of this island in the mean; 0 = it only listened.
-        norm: of this island's pseudo-gradient.
-        cosine: between it and the mean; None if it abstained.
-        payload_bytes_sent: over all ranks of this island.
-        exchange_s, waiting_s: from start to the result, and to the moment when all islands were there.
-        abstained, error: reasons, or None.
-        healed: state handed over by another island, or None.
-        interval_scale: sync interval over its initial value (adaptive low rank), or None.
-    """
-
-    average: MeanResult | None = None
-    sent: list[Tensor] = field(default_factory=list)
-    weight: float = 0.0
-    num_participants: int = 0
-    norm: float = 0.0
-    cosine: float | None = None
-    payload_bytes_sent: int = 0
-    exchange_s: float = 0.0
-    waiting_s: float = 0.0
-    abstained: str | None = None
-    error: str | None = None
-    healed: dict[str, Any] | None = None
-    interval_scale: float | None = None
-
-    @property
-    def committed(self) -> bool:
-        return self.average is not None
-
-
-@dataclass(frozen=True)
-class JoinRules:
-    """When a starting island may begin.
-
-    Attributes:
-        num_islands: begin when all of them are there.
-        min_islands: begin with these when the timeout has passed.
-    """
-
-    num_islands: int
-    min_islands: int
-    timeout_s: float
-
-
-@dataclass(frozen=True)
-class Joined:
-    """How an island got in.
-
-    Attributes:
-        inner_step: inner steps done as the run counts them.
-        fragment, outcome: of the running sync that it listened to; None if all islands started together.
-        healed: state handed over at a common start, or None.
-    """
-
-    inner_step: int
-    num_islands: int
-    fragment: int = 0
-    outcome: SyncResult | None = None
-    healed: dict[str, Any] | None = None
+from dilocox.outer.hashing import combine, hash_tensors
+from dilocox.outer.shared_state import SharedState
+from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncTarget
+from dilocox.outer.sync.roles import Role, Roles, deal_roles
+from dilocox.outer.wan.base import QuorumSession, Wan
+from dilocox.outer.wan.header import SyncId
 
 
 class SyncRunner:
-    """Runs proposals on the WAN.
+    """Runs syncs on the WAN.
 
-    Collective: every method, by all ranks of this island in the same order, in the exchange thread.
+    Collective: every method, by all ranks of this island in the same order, in the sync thread.
 
     Args:
-        wan: opens rounds.
-        island: this island's ranks, over a group that only the exchange thread uses.
-        retry_s: how long an island that is ahead waits for one that is behind.
-        stopping: True once this rank was told to stop; an open round is then given up.
+        wan: opens sessions.
+        control: this island's ranks, over a group that only the sync thread uses.
+        state: owner of position and shared state; receives what other islands hand over.
+        targets: by fragment, for syncs in which this island takes the result only; empty where every
+            island must contribute.
+        stopping: True once this rank was told to stop; no session is opened then.
     """
 
     def __init__(
-        self, wan: Wan, island: ControlGroup, *, retry_s: float, stopping: Callable[[], bool] = lambda: False
+        self,
+        wan: Wan,
+        control: ControlGroup,
+        state: SharedState,
+        *,
+        targets: Sequence[SyncTarget] = (),
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.wan = wan
-        self._island = island
-        self._retry_s = retry_s
+        self.control = control
+        self.state = state
+        self._targets = targets
         self._stopping = stopping
+        wan.bind(state)
 
-    def run(self, proposal: SyncRequest) -> SyncResult:
-        """Runs one sync; a failure is in the outcome, not raised."""
+    def run(self, request: SyncRequest) -> SyncResult:
+        """Runs one sync; a failure is in the result, not raised."""
         started = time.perf_counter()
-        outcome = SyncResult()
+        seen: dict[str, Any] = {}
         try:
-            self._guard(proposal, outcome)
-            session = self._open(_complete(proposal, outcome))
-            outcome.waiting_s = time.perf_counter() - started
-            self._take_part(proposal, session, outcome)
+            seen["norm"], seen["abstained"] = self._guard(request)
+            if self.is_stopping():
+                raise WanError("this island is stopping")
+            member = replace(
+                request.member,
+                num_syncs=self.state.num_syncs,
+                weight=request.member.weight if seen["abstained"] is None else 0.0,
+                anchor_hash=self.anchor_hash(request.anchor) if request.anchor else "",
+            )
+            session = self.wan.open_session(member)
+            seen["waiting_s"] = time.perf_counter() - started
+            roles = deal_roles(session.members)
+            if roles is None:
+                session.commit(False)
+                raise WanError("no island of this session brings a pseudo-gradient")
+            self._take_part(session, roles, member.island, request, seen)
         except WanError as error:
-            outcome.error = str(error)
-        outcome.exchange_s = time.perf_counter() - started
-        return outcome
+            seen["error"] = str(error)
+        return SyncResult(**seen, exchange_s=time.perf_counter() - started)
 
-    def join(
+    def observe(self, session: QuorumSession, roles: Roles, island: int) -> SyncResult:
+        """Takes the result of a sync that other islands run; a failure is in the result, not raised."""
+        started = time.perf_counter()
+        seen: dict[str, Any] = {}
+        try:
+            self._take_part(session, roles, island, None, seen)
+        except WanError as error:
+            seen["error"] = str(error)
+        return SyncResult(**seen, exchange_s=time.perf_counter() - started)
+
+    def anchor_hash(self, anchor: Sequence[Tensor]) -> str:
+        """Hash over the anchors of all ranks of this island."""
+        return combine(self.control.gather(hash_tensors(anchor)))
+
+    def is_stopping(self) -> bool:
+        """Whether any rank of the island was told to stop."""
+        return self.control.sum([float(self._stopping())])[0] > 0
+
+    def _take_part(
         self,
-        hello: Member,
-        rules: JoinRules,
-        *,
-        listen: Callable[[Member, dict[str, Any] | None], SyncRequest],
-        waiting: Callable[..., None],
-    ) -> Joined:
-        """Meets the other islands at start.
-
-        Args:
-            hello: of kind `join`.
-            listen: makes a proposal for a sync that is under way, after taking over a state.
-            waiting: told who is there when not all are.
-
-        Raises:
-            WanError: too few islands until the timeout, or one that does not fit.
-        """
-        deadline = time.monotonic() + rules.timeout_s
-        healed: dict[str, Any] | None = None
-        seen = -1
-        while True:
-            self._give_up_if_stopping()
-            late = self._island.sum([float(time.monotonic() > deadline)])[0] > 0
-            try:
-                session = self.wan.open_session(hello)
-            except QuorumError as error:
-                if late:
-                    raise
-                waiting(reason=str(error))
-                time.sleep(_JOIN_PAUSE_S)
-                continue
-            healed = session.healed or healed
-            members = session.members
-            running = next((member for member in members if member.kind == "sync"), None)
-            if running is not None:
-                outcome = SyncResult(healed=healed)
-                try:
-                    self._take_part(listen(running, healed), session, outcome)
-                except WanError as error:
-                    if late:
-                        raise
-                    waiting(reason=f"could not follow a sync that is under way: {error}")
-                    continue
-                return Joined(running.inner_step, len(members), running.fragment, outcome)
-            if len(members) >= (rules.min_islands if late else rules.num_islands):
-                if healed is None:
-                    _check_anchors(members)
-                session.commit(True)
-                return Joined(max(m.inner_step for m in members), len(members), healed=healed)
-            session.commit(False)
-            if late:
-                raise QuorumError(
-                    f"{len(members)} of {rules.num_islands} islands after {rules.timeout_s:.0f} s "
-                    f"(wan.join_timeout_s), and wan.min_islands is {rules.min_islands}"
-                )
-            if len(members) != seen:
-                seen = len(members)
-                missing = sorted(set(range(rules.num_islands)) - {member.island for member in members})
-                waiting(
-                    missing=f"island {', '.join(map(str, missing))}", here=f"{seen} of {rules.num_islands}"
-                )
-            time.sleep(_JOIN_PAUSE_S)
-
-    def _take_part(self, proposal: SyncRequest, session: QuorumSession, outcome: SyncResult) -> None:
-        """Averages in an open round and votes; fills in the outcome.
+        session: QuorumSession,
+        roles: Roles,
+        island: int,
+        request: SyncRequest | None,
+        seen: dict[str, Any],
+    ) -> None:
+        """Averages in an open session and votes. In place: `seen`, fields of the result.
 
         Raises:
             WanError: this island has voted no.
         """
-        transport = session.transport
-        outcome.healed = session.healed or outcome.healed
-        outcome.num_participants = sum(weight > 0 for weight in transport.weights)
-        outcome.weight = transport.weights[transport.index]
+        role, transport = roles.of(island), session.transport
+        transport.weights = roles.weights(session.members)
+        seen.update(
+            role=role,
+            leader=roles.leader,
+            weight=transport.weights[transport.index],
+            num_participants=sum(weight > 0 for weight in transport.weights),
+        )
         try:
-            sent = proposal.averaging.compensate(proposal.deltas)
-            average = proposal.averaging.average(sent, transport, proposal.hello)
+            target, payload = self._contribution(role, roles, request, seen)
+            compensated = target.reducer.compensate(payload)
+            sync = SyncId(roles.leader.run_id, roles.leader.fragment, roles.leader.outer_step)
+            mean = target.reducer.reduce(
+                compensated, transport, sync=sync, inner_step=roles.leader.inner_step
+            )
         except WanError:
             session.commit(False)
             raise
+        if role is Role.DIVERGED:
+            # Its result would go on top of a wrong anchor. The others commit without it.
+            self.state.want_state()
+            session.commit(False)
+            raise WanError(
+                f"the anchor of fragment {roles.leader.fragment} differs from that of island "
+                f"{roles.leader.island}; this island takes over the state of the others at the next sync"
+            )
         if not session.commit(True):
             raise WanError("another rank of this island failed, or fewer than wan.min_islands took part")
-        outcome.sent, outcome.average = sent, average
-        self._measure(proposal, outcome, average, transport.bytes_sent)
+        seen.update(compensated=compensated, mean=mean)
+        self._measure(target, payload, mean, transport.bytes_sent, seen)
 
-    def _guard(self, proposal: SyncRequest, outcome: SyncResult) -> None:
-        squares = [float(delta.double().square().sum()) for delta in proposal.deltas]
-        counted = [s for s, shard in zip(squares, proposal.shards, strict=True) if shard.counted]
-        bad = [p.name for s, p in zip(squares, proposal.shards, strict=True) if not math.isfinite(s)]
-        square, num_bad = self._island.sum([sum(counted), float(len(bad))])
-        outcome.norm = math.nan if num_bad else math.sqrt(square)
-        outcome.abstained = proposal.judge(outcome.norm)
-        if bad and outcome.abstained is not None:
-            outcome.abstained += f": {bad[0]}"
+    def _contribution(
+        self, role: Role, roles: Roles, request: SyncRequest | None, seen: dict[str, Any]
+    ) -> tuple[SyncTarget, list[Tensor]]:
+        """What this island puts into the collective: its payload, or zeros that weigh nothing."""
+        if role is Role.CONTRIBUTE and request is not None:
+            return request.target, request.payload
+        fragment = roles.leader.fragment
+        if fragment >= len(self._targets):
+            raise WanError(
+                f"the run is at outer step {roles.leader.outer_step} already; an island cannot join it later"
+            )
+        target = self._targets[fragment]
+        received = self.state.received
+        if received is not None:
+            # The passes of low_rank need the bases of the others. The training thread loads the rest of the
+            # received state, and leaves this reducer alone: by then it has learned from this sync.
+            target.reducer.load_shared_state(received["fragments"][fragment]["reducer"])
+            seen["reducer_is_loaded"] = True
+        return target, [torch.zeros_like(shard.tensor) for shard in target.shards]
 
-    def _open(self, hello: Member) -> QuorumSession:
-        """Opens a round in which all islands mean the same fragment of the same step."""
-        deadline = time.monotonic() + self._retry_s
-        while True:
-            session = self.wan.open_session(hello)
-            stopping, late = self._island.sum([float(self._stopping()), float(time.monotonic() > deadline)])
-            syncing = [member for member in session.members if member.kind == "sync"]
-            places = {member.island: (member.inner_step, member.fragment) for member in syncing}
-            aligned = session.healed is not None or len(set(places.values())) <= 1
-            if aligned and not stopping:
-                _check_anchors(syncing)
-                return session
-            session.commit(False)
-            if stopping:
-                raise WanError("this island is stopping")
-            text = ", ".join(f"island {i} at inner step {s} fragment {f}" for i, (s, f) in places.items())
-            if (hello.inner_step, hello.fragment) < max(places.values()):
-                raise WanError(f"this island is behind and catches up: {text}")
-            if late:
-                raise WanError(f"another island is behind: {text}")
-            time.sleep(_RETRY_PAUSE_S)
-
-    def _give_up_if_stopping(self) -> None:
-        if self._island.sum([float(self._stopping())])[0]:
-            raise QuorumError("stopped while waiting for the other islands")
+    def _guard(self, request: SyncRequest) -> tuple[float, str | None]:
+        """Norm of the payload over all ranks of the island, and the reason to abstain or None."""
+        shards = request.target.shards
+        squares = [float(tensor.double().square().sum()) for tensor in request.payload]
+        counted = [s for s, shard in zip(squares, shards, strict=True) if shard.counted]
+        bad = [shard.label for s, shard in zip(squares, shards, strict=True) if not math.isfinite(s)]
+        square, num_bad = self.control.sum([sum(counted), float(len(bad))])
+        norm = math.nan if num_bad else math.sqrt(square)
+        reason = request.abstain_reason(norm)
+        if bad and reason is not None:
+            reason += f": {bad[0]}"
+        return norm, reason
 
     def _measure(
-        self, proposal: SyncRequest, outcome: SyncResult, average: MeanResult, bytes_sent: int
+        self,
+        target: SyncTarget,
+        payload: list[Tensor],
+        result: MeanResult,
+        bytes_sent: int,
+        seen: dict[str, Any],
     ) -> None:
+        """Cosine, bytes and the wanted interval, over all ranks of the island. In place: `seen`."""
         dot = square = 0.0
-        for delta, mean, shard in zip(proposal.deltas, average.mean, proposal.shards, strict=True):
+        for delta, mean, shard in zip(payload, result.mean, target.shards, strict=True):
             if shard.counted:
                 dot += float(delta.flatten() @ mean.flatten())
                 square += float(mean.double().square().sum())
-        scale = proposal.averaging.interval_scale
-        dot, square, total, scales = self._island.sum([dot, square, float(bytes_sent), scale or 0.0])
-        outcome.payload_bytes_sent = int(total)
-        length = outcome.norm * math.sqrt(square)
-        outcome.cosine = dot / length if outcome.weight > 0 and length > 0 else None
-        outcome.interval_scale = None if scale is None else scales / self._island.num_ranks
-
-
-def _complete(proposal: SyncRequest, outcome: SyncResult) -> Member:
-    """The hello with what takes time to find out: hash of the anchor, and no weight for who abstains."""
-    hello = proposal.hello
-    return replace(
-        hello,
-        weight=hello.weight if outcome.abstained is None else 0.0,
-        anchor_hash=hash_tensors(proposal.anchor) if proposal.anchor else "",
-    )
-
-
-def _check_anchors(members: Sequence[Member]) -> None:
-    hashes = {member.island: member.anchor_hash for member in members if member.anchor_hash}
-    if len(set(hashes.values())) > 1:
-        raise WanError(f"the islands' anchors differ, island -> hash: {hashes}")
+        scale = target.reducer.interval_scale
+        dot, square, total, scales = self.control.sum([dot, square, float(bytes_sent), scale or 0.0])
+        length = seen.get("norm", 0.0) * math.sqrt(square)
+        seen["payload_bytes_sent"] = int(total)
+        seen["cosine"] = dot / length if seen["weight"] > 0 and length > 0 else None
+        seen["interval_scale"] = None if scale is None else scales / self.control.num_ranks

@@ -1,6 +1,6 @@
 """One background thread for everything that touches the WAN. Level 2.
 
-Quorum, encoding, exchange and decoding run here while the training thread goes on. Jobs run one after
+Quorum, encoding, collective and decoding run here while the training thread continues. Jobs run one after
 another in the order they were submitted, which is the same on all ranks of the island.
 """
 
@@ -28,7 +28,7 @@ class SyncThread:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:

@@ -1,51 +1,65 @@
-"""What level 2 asks of the WAN: rounds with members, and one collective. Level 2.
+"""What level 2 asks of the WAN: sessions with members, and one collective. Level 2.
 
-A sync is one *round*: `open_session` finds out who takes part and swaps a `Member` among them, the messages
+A sync is one *session*: `open_session` finds out who takes part and swaps a `Member` among them, messages
 cross by `all_to_all`, and `commit` is the vote of this island's ranks. `membership.py` implements it on
 torchft and gloo, `loopback.py` in one process for tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+MemberKind = Literal["sync", "join", "observe"]
+State = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Member:
-    """What an island says about itself when a round opens; equal on all ranks of the island.
+    """What an island tells the others when a session opens; equal on all ranks of the island.
 
     Attributes:
         island: island id.
-        kind: `sync` = brings a pseudo-gradient; `join` = has just started or been healed.
-        run_id, fingerprint: identity of the run, and of the settings and layout all islands must share.
-        outer_step, fragment: what this island is about to average.
+        kind: `sync` = brings a pseudo-gradient; `join` = has just started; `observe` = has received another
+            island's state in this very session and takes the result only.
+        run_id, fingerprint: identity of the run, and of the settings that all islands must share.
+        num_syncs: committed syncs in its state, over all fragments.
+        outer_step, fragment: what it is about to average; outer steps count from 1.
         inner_step: inner steps done.
-        weight: its weight in the average; 0 = it abstains and only takes the result.
-        anchor_hash: hash of its anchors, to be compared among the members.
+        weight: its weight in the mean; 0 = it abstains and takes the result only.
+        num_tokens: tokens that it has trained since the start of the run.
+        anchor_hash: hash over the anchors of all its ranks; empty where anchors may differ.
     """
 
     island: int
-    kind: Literal["sync", "join"]
+    kind: MemberKind
     run_id: str
     fingerprint: str
-    outer_step: int
-    fragment: int
-    inner_step: int
-    weight: float
-    anchor_hash: str
+    num_syncs: int = 0
+    outer_step: int = 0
+    fragment: int = 0
+    inner_step: int = 0
+    weight: float = 1.0
+    num_tokens: int = 0
+    anchor_hash: str = ""
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """(outer step, fragment): its place in the order of all syncs."""
+        return self.outer_step, self.fragment
 
 
 class Transport(Protocol):
-    """The collective of one open round, for the ranks of one coordinate.
+    """The collective of one open session, for the ranks of one coordinate.
 
     Attributes:
-        weights: weight of each member, in island order; 0 for one that abstains.
+        weights: weight of each member, in island order; 0 for one that abstains. The runner sets it when
+            the roles of the members are known.
         index: position of this island in that order.
-        bytes_sent: payload bytes handed over by this rank in this round so far.
+        bytes_sent: payload bytes that this rank has handed over in this session so far.
     """
 
     weights: Sequence[float]
@@ -55,7 +69,7 @@ class Transport(Protocol):
     def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
         """Sends messages[k] (uint8, 1-D, CPU) to member k and receives recv_bytes[k] bytes from it.
 
-        The entry for this island itself is handed back as it is and not counted.
+        The entry for this island itself is returned as it is and is not counted.
 
         Raises:
             WanError: a member failed or the timeout ran out.
@@ -63,12 +77,11 @@ class Transport(Protocol):
 
 
 class QuorumSession(Protocol):
-    """One open round.
+    """One open session.
 
     Attributes:
-        members: hello of each member, in island order.
+        members: of all islands in the session, in island order.
         transport: collective among the ranks of this coordinate.
-        healed: state that another island handed over because this one was behind, else None.
     """
 
     @property
@@ -77,11 +90,8 @@ class QuorumSession(Protocol):
     @property
     def transport(self) -> Transport: ...
 
-    @property
-    def healed(self) -> dict[str, Any] | None: ...
-
     def commit(self, ok: bool) -> bool:
-        """Votes; called once a round.
+        """Votes; called once per session.
 
         Collective: all ranks of this island.
 
@@ -89,34 +99,53 @@ class QuorumSession(Protocol):
         """
 
 
-class Wan(Protocol):
-    """Opens rounds with the other islands.
+class StateExchange(Protocol):
+    """The owner of position and shared state, as the WAN sees it; `shared_state.SharedState` is one.
 
     Attributes:
-        step: committed rounds; an island with fewer of them is healed by one with more.
+        count: what membership compares: the island with a lower count receives the state of one with the
+            highest. 0 asks for a state whatever the others' counts are.
+        num_syncs: committed syncs in the state.
+        inner_step: inner steps done.
     """
 
     @property
-    def step(self) -> int: ...
+    def count(self) -> int: ...
 
-    def set_step(self, step: int) -> None:
-        """Continues the count of a checkpoint."""
+    @property
+    def num_syncs(self) -> int: ...
 
-    def serve_state(self, get_state: Callable[[], dict[str, Any]]) -> None:
-        """Sets what an island that is behind receives."""
+    @property
+    def inner_step(self) -> int: ...
 
-    def open_session(self, hello: Member) -> QuorumSession:
-        """Waits until the members are known and swaps hellos.
+    def serve(self) -> State:
+        """The state that an island with a lower count receives. Called in the sync thread."""
+
+    def receive(self, state: State) -> None:
+        """Takes another island's state over, whatever becomes of the session. Called in the sync thread."""
+
+
+class Wan(Protocol):
+    """Opens sessions with the other islands."""
+
+    def bind(self, state: StateExchange) -> None:
+        """Sets the owner whose state is served and received; before the first session."""
+
+    def open_session(self, member: Member) -> QuorumSession:
+        """Waits until the members are known, hands states over and swaps member infos.
+
+        An island whose count was lower has received a state when this returns, and its own entry in
+        `members` is of kind `observe`. A received state stays received if this raises afterwards.
 
         Collective: all ranks of this island.
 
         Raises:
             QuorumError: not in time.
-            WanError: the hellos did not get through.
+            WanError: the member infos did not get through.
         """
 
     def abort(self) -> None:
-        """Breaks off the round that is open; from any thread."""
+        """Breaks off the session that is open; from any thread."""
 
     def shutdown(self) -> None:
         """Leaves for good."""

@@ -1,6 +1,6 @@
 """The 64 bytes in front of every message, and the checks when one is opened. Level 2.
 
-Little-endian: magic `DLCX`, version, codec, shot, one reserved byte, run hash (8 bytes), fragment, exchange,
+Little-endian: magic `DLCX`, version, codec, shot, one reserved byte, run hash (8 bytes), fragment, pass,
 outer step, sender, block size, number of values, payload bytes, CRC-32 of the payload, 4 reserved bytes.
 """
 
@@ -29,19 +29,19 @@ Shot = Literal["scatter", "gather"]
 
 
 @dataclass(frozen=True)
-class Identity:
+class SyncId:
     """Which sync a message belongs to; equal on all islands of a round.
 
     Attributes:
         run_id: of the run; its hash travels.
         fragment, outer_step: what is averaged.
-        exchange: number of the averaging inside this sync (`low_rank` has two).
+        pass_index: number of the pass inside this sync (`low_rank` has two).
     """
 
     run_id: str
     fragment: int
     outer_step: int
-    exchange: int = 0
+    pass_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Header:
         numel: values in the payload.
     """
 
-    identity: Identity
+    identity: SyncId
     codec: str
     block_size: int
     shot: Shot
@@ -111,7 +111,7 @@ def _fields(header: Header, payload_bytes: int) -> dict[str, int | bytes]:
         "shot": _SHOTS.index(header.shot),
         "run id hash": _run_hash(header.identity.run_id),
         "fragment": header.identity.fragment,
-        "exchange": header.identity.exchange,
+        "pass_index": header.identity.pass_index,
         "outer_step": header.identity.outer_step,
         "sender": header.sender,
         "block_size": header.block_size,

@@ -1,7 +1,7 @@
 """A WAN inside one process: islands are threads that meet in memory. Level 2, for tests and trials.
 
-It keeps the promises of `base.py`: island order, timeouts on every wait, counted bytes, and an island that
-is behind is handed the state of one that is ahead. One rank an island.
+It keeps the promises of `base.py`: island order, timeouts on every wait, counted bytes, and an island with a
+lower count receives the state of one with the highest. One rank per island.
 """
 
 from __future__ import annotations
@@ -9,40 +9,37 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor
 
 from dilocox.errors import QuorumError, WanError
-from dilocox.outer.wan.base import Member
-
-State = dict[str, Any]
+from dilocox.outer.wan.base import Member, State, StateExchange
 
 
 @dataclass
 class _Arrival:
-    """An island that waits for a round."""
+    """An island that waits for a session."""
 
-    hello: Member
-    step: int
+    member: Member
+    count: int
     meeting: _Meeting | None = None
 
 
 @dataclass
 class _Meeting:
-    """What the members of one round share.
+    """What the members of one session share.
 
     Attributes:
-        hellos: by island, in island order.
-        steps: committed rounds by island.
+        members: by island, in island order.
+        counts: what each island counts when it comes.
         slots: for each member the messages it sends.
-        state: what the island that is ahead hands over.
+        state: what the island with the highest count hands over.
     """
 
-    hellos: dict[int, Member]
-    steps: dict[int, int]
+    members: dict[int, Member]
+    counts: dict[int, int]
     barrier: threading.Barrier
     slots: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     state: State | None = None
@@ -56,19 +53,27 @@ class _Meeting:
         try:
             self.barrier.wait(timeout_s)
         except threading.BrokenBarrierError:
-            raise WanError(f"an island left the round or did not answer within {timeout_s} s") from None
+            raise WanError(f"an island left the session or did not answer within {timeout_s} s") from None
 
 
 class LoopbackHub:
-    """Where the islands meet: a round opens when every island that is in has asked for it.
+    """Where the islands meet.
+
+    A session opens when every island that is in has asked for it, or after `grace_s` with those that have.
 
     Args:
         num_islands: islands 0 .. num_islands - 1 are in from the start.
         timeout_s: longest wait.
+        grace_s: how long a session waits for islands that are in but late; None = all of `timeout_s`.
+        min_islands: fewest islands of a session that opens without all.
     """
 
-    def __init__(self, num_islands: int, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, num_islands: int, timeout_s: float = 30.0, *, grace_s: float | None = None, min_islands: int = 1
+    ) -> None:
         self.timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._min_islands = min_islands
         self._islands = set(range(num_islands))
         self._arrivals: dict[int, _Arrival] = {}
         self._changed = threading.Condition()
@@ -78,42 +83,53 @@ class LoopbackHub:
         return LoopbackWan(self, island)
 
     def join(self, island: int) -> None:
-        """From now on rounds wait for this island too."""
+        """From now on sessions wait for this island too."""
         with self._changed:
             self._islands.add(island)
 
     def leave(self, island: int) -> None:
-        """Rounds no longer wait for this island."""
+        """Sessions no longer wait for this island."""
         with self._changed:
             self._islands.discard(island)
             self._arrivals.pop(island, None)
             self._open_if_complete()
 
-    def meet(self, hello: Member, step: int) -> _Meeting:
+    def meet(self, member: Member, count: int) -> _Meeting:
         """Waits for the other islands.
 
         Raises:
             QuorumError: they did not come in time.
         """
-        arrival = _Arrival(hello, step)
-        deadline = time.monotonic() + self.timeout_s
+        arrival = _Arrival(member, count)
+        started = time.monotonic()
         with self._changed:
-            self._arrivals[hello.island] = arrival
+            self._arrivals[member.island] = arrival
             self._open_if_complete()
             while arrival.meeting is None:
-                if not self._changed.wait(deadline - time.monotonic()):
+                waited = time.monotonic() - started
+                if self._grace_s is not None and waited > self._grace_s:
+                    self._open_if_enough()
+                elif waited > self.timeout_s:
                     missing = sorted(self._islands - set(self._arrivals))
-                    self._arrivals.pop(hello.island, None)
+                    self._arrivals.pop(member.island, None)
                     raise QuorumError(f"no quorum within {self.timeout_s} s: waiting for islands {missing}")
+                if arrival.meeting is None:
+                    self._changed.wait(0.02)
             return arrival.meeting
 
     def _open_if_complete(self) -> None:
-        if not self._arrivals or self._islands - set(self._arrivals):
-            return
+        if self._arrivals and not self._islands - set(self._arrivals):
+            self._open()
+
+    def _open_if_enough(self) -> None:
+        if len(self._arrivals) >= self._min_islands:
+            self._open()
+
+    def _open(self) -> None:
         arrivals = [self._arrivals[island] for island in sorted(self._arrivals)]
         meeting = _Meeting(
-            {a.hello.island: a.hello for a in arrivals},
-            {a.hello.island: a.step for a in arrivals},
+            {a.member.island: a.member for a in arrivals},
+            {a.member.island: a.count for a in arrivals},
             threading.Barrier(len(arrivals)),
         )
         for arrival in arrivals:
@@ -126,8 +142,8 @@ class LoopbackTransport:
     """`Transport` among the threads of one meeting."""
 
     def __init__(self, meeting: _Meeting, island: int, timeout_s: float) -> None:
-        self.weights: Sequence[float] = [hello.weight for hello in meeting.hellos.values()]
-        self.index = list(meeting.hellos).index(island)
+        self.weights: Sequence[float] = [member.weight for member in meeting.members.values()]
+        self.index = list(meeting.members).index(island)
         self.bytes_sent = 0
         self._meeting = meeting
         self._timeout_s = timeout_s
@@ -150,14 +166,11 @@ class LoopbackTransport:
 class LoopbackSession:
     """`QuorumSession` of one meeting."""
 
-    wan: LoopbackWan
     members: Sequence[Member]
     transport: LoopbackTransport
-    healed: State | None
 
     def commit(self, ok: bool) -> bool:
         """The vote of the island's only rank."""
-        self.wan.step += int(ok)
         return ok
 
 
@@ -165,37 +178,25 @@ class LoopbackWan:
     """`Wan` of one island in a hub."""
 
     def __init__(self, hub: LoopbackHub, island: int) -> None:
-        self.step = 0
         self._hub = hub
         self._island = island
         self._meeting: _Meeting | None = None
-        self._get_state: Callable[[], State] = dict
+        self._state: StateExchange | None = None
 
-    def set_step(self, step: int) -> None:
-        """See `Wan.set_step`."""
-        self.step = step
+    def bind(self, state: StateExchange) -> None:
+        """See `Wan.bind`."""
+        self._state = state
 
-    def serve_state(self, get_state: Callable[[], State]) -> None:
-        """See `Wan.serve_state`."""
-        self._get_state = get_state
-
-    def open_session(self, hello: Member) -> LoopbackSession:
-        """See `Wan.open_session`. An island that is behind listens only: its weight becomes 0."""
-        meeting = self._meeting = self._hub.meet(hello, self.step)
-        newest = max(meeting.steps.values())
-        ahead = next(island for island, step in meeting.steps.items() if step == newest)
-        healed = None
-        if min(meeting.steps.values()) < newest:
-            if self._island == ahead:
-                meeting.state = self._get_state()
-            meeting.wait(self._hub.timeout_s)
-            if self.step < newest:
-                healed = copy.deepcopy(meeting.state)
-                self.step = newest
-                meeting.hellos[self._island] = replace(hello, kind="join", weight=0.0)
-            meeting.wait(self._hub.timeout_s)
+    def open_session(self, member: Member) -> LoopbackSession:
+        """See `Wan.open_session`."""
+        count = 1 if self._state is None else self._state.count
+        meeting = self._meeting = self._hub.meet(member, count)
+        highest = max(meeting.counts.values())
+        if self._state is not None and min(meeting.counts.values()) < highest:
+            self._hand_over(meeting, self._state, highest)
+        self._swap_members(meeting)
         transport = LoopbackTransport(meeting, self._island, self._hub.timeout_s)
-        return LoopbackSession(self, list(meeting.hellos.values()), transport, healed)
+        return LoopbackSession(list(meeting.members.values()), transport)
 
     def abort(self) -> None:
         """Breaks the meeting that is open, for all its members."""
@@ -205,3 +206,20 @@ class LoopbackWan:
     def shutdown(self) -> None:
         """Leaves the hub."""
         self._hub.leave(self._island)
+
+    def _hand_over(self, meeting: _Meeting, state: StateExchange, highest: int) -> None:
+        source = next(island for island, count in meeting.counts.items() if count == highest)
+        if self._island == source:
+            meeting.state = state.serve()
+        meeting.wait(self._hub.timeout_s)
+        if meeting.counts[self._island] < highest:
+            assert meeting.state is not None
+            state.receive(copy.deepcopy(meeting.state))
+            mine = meeting.members[self._island]
+            meeting.members[self._island] = replace(
+                mine, kind="observe", weight=0.0, anchor_hash="", num_syncs=state.num_syncs
+            )
+
+    def _swap_members(self, meeting: _Meeting) -> None:
+        """All entries are final when this returns."""
+        meeting.wait(self._hub.timeout_s)

@@ -1,7 +1,8 @@
-"""Who is in: rounds on torchft's quorum, vote and healing. Level 2, exchange thread only.
+"""Who is in: sessions on torchft's quorum, vote and healing. Level 2, sync thread only.
 
-torchft decides membership; this module adds what it does not know: identity of the run, the hello of each
-round in island order, and errors that all ranks of the island see alike.
+torchft decides membership; this module adds what it does not know: identity of the run, the info of each
+member in island order, and errors that all ranks of the island see alike. torchft's own step counter is set
+before every quorum from the one owner of position and shared state, and is never read.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +24,14 @@ from dilocox.config.schema import WanConfig
 from dilocox.errors import IdentityError, QuorumError, WanError
 from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.wan.address import WanAddress, pick_port
-from dilocox.outer.wan.base import Member
+from dilocox.outer.wan.base import Member, State, StateExchange
 from dilocox.outer.wan.process_group import WanProcessGroup
 
-State = dict[str, Any]
-_MEMBER_BYTES = 640
+_MEMBER_BYTES = 2048
 
 
 class TorchftTransport:
-    """`Transport` over the WAN process group, for the members of one round."""
+    """`Transport` over the WAN process group, for the members of one session."""
 
     def __init__(self, group: WanProcessGroup, *, order: Sequence[int], me: int) -> None:
         self.weights: Sequence[float] = [0.0] * len(order)
@@ -58,25 +57,17 @@ class TorchftTransport:
 
 
 class TorchftSession:
-    """One quorum: its members in island order, their transport, and the vote.
+    """One quorum: its members in island order, their transport, and the vote."""
 
-    Attributes:
-        healed: what another island handed over because this one was behind, else None. It is the state
-            before this round's update.
-    """
-
-    def __init__(
-        self, manager: Manager, members: list[Member], transport: TorchftTransport, healed: State | None
-    ) -> None:
+    def __init__(self, manager: Manager, members: list[Member], transport: TorchftTransport) -> None:
         self.members = members
         self.transport = transport
-        self.healed = healed
         self._manager = manager
 
     def commit(self, ok: bool) -> bool:
         """Votes; True only if every rank of this island said ok and enough islands take part.
 
-        Collective: all ranks of this island. Called once a round.
+        Collective: all ranks of this island. Called once per session.
         """
         return self.vote(self._manager, ok)
 
@@ -88,15 +79,15 @@ class TorchftSession:
 
 
 class TorchftWan:
-    """The WAN of one rank: opens rounds with the ranks of equal coordinate on the other islands.
+    """The WAN of one rank: opens sessions with the ranks of equal coordinate on the other islands.
 
-    Collective: construction, `open_session` and `QuorumSession.commit`, by all ranks of the island in the same order.
+    Collective: construction, `open_session` and the vote, by all ranks of the island in the same order.
 
     Args:
         settings: the `wan` section; `lighthouse` must be set.
         address: where this rank listens.
         island_id: id of this island.
-        island: this island's ranks, over a group that only the exchange thread uses.
+        control: this island's ranks, over a group that only the sync thread uses.
         identity: what islands must agree on, as field -> value.
     """
 
@@ -106,91 +97,90 @@ class TorchftWan:
         *,
         address: WanAddress,
         island_id: int,
-        island: ControlGroup,
+        control: ControlGroup,
         identity: Mapping[str, str],
     ) -> None:
         if settings.lighthouse is None:
             raise QuorumError("wan.lighthouse is not set")
-        timeout = timedelta(seconds=settings.timeout_s)
-        self._island = island
+        self._control = control
         self._island_id = island_id
         self._lighthouse = settings.lighthouse
         self._wait_s = settings.timeout_s + settings.grace_s
-        self._healed: State | None = None
-        self._get_state: Callable[[], State] = dict
-        offset = 2 * island_id  # two islands that start on one host at once look at different ports first
-        self._store, host, port = _island_store(address, settings.port_range, island, offset=offset)
+        self._handed_over: State | None = None
+        self._state: StateExchange | None = None
+        timeout = timedelta(seconds=settings.timeout_s)
         self._group = WanProcessGroup(
             address.interface, streams=settings.streams, identity=identity, timeout=timeout
         )
         logging.getLogger("torchft").setLevel(logging.ERROR)
-        self._manager = Manager(
+        replica_id = f"{identity.get('run_id', 'run')}-island-{island_id}"
+        self._manager = self._build_manager(settings, address, timeout, replica_id)
+
+    def _build_manager(
+        self, settings: WanConfig, address: WanAddress, timeout: timedelta, replica_id: str
+    ) -> Manager:
+        offset = 2 * self._island_id  # two islands that start on one host look at different ports first
+        self._store, host, port = _island_store(address, settings.port_range, self._control, offset=offset)
+        is_first = self._control.rank == 0
+        return Manager(
             pg=self._group,
             load_state_dict=self._take_state,
-            state_dict=lambda: self._get_state(),
+            state_dict=self._serve_state,
             min_replica_size=settings.min_islands,
             use_async_quorum=False,
             init_sync=False,
             timeout=timeout,
             quorum_timeout=timedelta(seconds=self._wait_s),
             connect_timeout=timedelta(seconds=min(settings.timeout_s, 30.0)),
-            rank=island.rank,
-            world_size=island.num_ranks,
+            rank=self._control.rank,
+            world_size=self._control.num_ranks,
             store_addr=host,
             store_port=port,
             lighthouse_addr=settings.lighthouse,
-            replica_id=f"{identity.get('run_id', 'run')}-island-{island_id}",
+            replica_id=replica_id,
             hostname=address.host_in_url(),
-            port=pick_port(settings.port_range, offset=offset + 1) if island.rank == 0 else None,
+            port=pick_port(settings.port_range, offset=offset + 1) if is_first else None,
             heartbeat_interval=timedelta(seconds=1),
             checkpoint_transport=PGTransport(self._group, timeout, torch.device("cpu")),
         )
 
-    @property
-    def step(self) -> int:
-        """Committed syncs, as torchft counts them; the island with more of them heals the others."""
-        return int(self._manager.current_step())
+    def bind(self, state: StateExchange) -> None:
+        """See `Wan.bind`."""
+        self._state = state
 
-    def set_step(self, step: int) -> None:
-        """Continues the count of a checkpoint."""
-        self._manager.load_state_dict({"step": step, "batches_committed": 0})
-
-    def serve_state(self, get_state: Callable[[], State]) -> None:
-        """Sets what an island that is behind receives; called in the exchange thread during a quorum."""
-        self._get_state = get_state
-
-    def open_session(self, hello: Member) -> TorchftSession:
-        """Waits for a quorum and swaps hellos; an island that was healed only listens in this round.
+    def open_session(self, member: Member) -> TorchftSession:
+        """See `Wan.open_session`.
 
         Raises:
             QuorumError: no quorum in time, on all ranks of this island alike.
             IdentityError: an island of another run or with equal id is there.
-            WanError: the hellos did not get through.
+            WanError: the state or the member infos did not get through.
         """
-        self._healed = None
+        self._handed_over = None
+        if self._state is not None:
+            self._manager.load_state_dict({"step": self._state.count, "batches_committed": 0})
         self._agree_on_quorum(self._start_quorum())
-        if self._healed is not None:
-            hello = dataclasses.replace(hello, kind="join", weight=0.0, anchor_hash="")
         error: WanError | None = None
         try:
+            # Before the member infos are swapped: what was received stays, whatever happens next.
+            member = self._agree_on_state(member)
             self._check_connected()
-            members, transport = self._swap_hellos(hello)
+            members, transport = self._swap_members(member)
         except WanError as problem:
             error = problem
-        num_failed = self._island.sum([float(error is not None)])[0]
+        num_failed = self._control.sum([float(error is not None)])[0]
         if num_failed:
-            TorchftSession.vote(
-                self._manager, False
-            )  # all ranks do, and torchft builds a new group next time
+            # All ranks vote no, and torchft builds a new group next time.
+            TorchftSession.vote(self._manager, False)
             raise error or WanError(f"{num_failed:.0f} other rank(s) of this island could not connect")
-        return TorchftSession(self._manager, members, transport, self._healed)
+        return TorchftSession(self._manager, members, transport)
 
     def abort(self) -> None:
-        """Breaks off the round that is open; its collective fails. May be called from any thread."""
+        """Breaks off the session that is open; its collective fails. May be called from any thread."""
         self._group.abort(errored=False)
 
     def shutdown(self) -> None:
-        """Leaves: no more heartbeats, and nothing waits for this island any more."""
+        """Leaves: no more heartbeats, and no session waits for this island any more."""
         self._manager.shutdown(wait=False)
 
     def _start_quorum(self) -> WanError | None:
@@ -205,7 +195,7 @@ class TorchftWan:
 
     def _agree_on_quorum(self, error: WanError | None) -> None:
         """Raises on every rank of the island if one of them got no quorum."""
-        num_failed = self._island.sum([float(error is not None)])[0]
+        num_failed = self._control.sum([float(error is not None)])[0]
         if num_failed:
             # a rank without a quorum cannot vote; this is what a vote of no would have counted
             self._manager._commit_failures += 1
@@ -217,16 +207,31 @@ class TorchftWan:
             cause = problem.original_exception
             raise cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
 
-    def _swap_hellos(self, hello: Member) -> tuple[list[Member], TorchftTransport]:
+    def _agree_on_state(self, member: Member) -> Member:
+        """Takes a state over if all ranks of the island have received their part; else none of them does.
+
+        Returns: the member info, as that of an observer where a state was received.
+        """
+        received = float(self._handed_over is not None)
+        num_received = self._control.sum([received])[0]
+        if self._state is None or num_received < self._control.num_ranks:
+            return member
+        assert self._handed_over is not None
+        self._state.receive(self._handed_over)
+        return dataclasses.replace(
+            member, kind="observe", weight=0.0, anchor_hash="", num_syncs=self._state.num_syncs
+        )
+
+    def _swap_members(self, member: Member) -> tuple[list[Member], TorchftTransport]:
         size = self._group.size()
         me = self._group.rank_in_quorum
-        text = json.dumps(dataclasses.asdict(hello)).encode().ljust(_MEMBER_BYTES)
+        text = json.dumps(dataclasses.asdict(member)).encode().ljust(_MEMBER_BYTES)
         message = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         swap = TorchftTransport(self._group, order=range(size), me=me)
         received = swap.all_to_all([message] * size, [_MEMBER_BYTES] * size)
-        hellos = [Member(**json.loads(bytes(data.numpy()))) for data in received]
-        order = sorted(range(size), key=lambda rank: hellos[rank].island)
-        members = [hellos[rank] for rank in order]
+        infos = [Member(**json.loads(bytes(data.numpy()))) for data in received]
+        order = sorted(range(size), key=lambda rank: infos[rank].island)
+        members = [infos[rank] for rank in order]
         if len({member.island for member in members}) < size:
             raise IdentityError(f"two islands have the same id: {[member.island for member in members]}")
         transport = TorchftTransport(self._group, order=order, me=me)
@@ -234,19 +239,22 @@ class TorchftWan:
         return members, transport
 
     def _take_state(self, state: State) -> None:
-        self._healed = state
+        self._handed_over = state
+
+    def _serve_state(self) -> State:
+        return {} if self._state is None else self._state.serve()
 
 
 def _island_store(
-    address: WanAddress, port_range: str | None, island: ControlGroup, *, offset: int
+    address: WanAddress, port_range: str | None, control: ControlGroup, *, offset: int
 ) -> tuple[TCPStore | None, str, int]:
     """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
     store = None
-    if island.rank == 0:
+    if control.rank == 0:
         store = TCPStore(
             address.address, pick_port(port_range, offset=offset) or 0, is_master=True, wait_for_workers=False
         )
-    host, port = json.loads(island.share(json.dumps([address.address, store.port if store else 0])))
+    host, port = json.loads(control.share(json.dumps([address.address, store.port if store else 0])))
     return store, host, int(port)
 
 

@@ -1,64 +1,54 @@
-"""The WAN of a run with one island: there is nobody, so nothing is sent. Level 2.
+"""The WAN of a run with one island: there are no others, so nothing is sent. Level 2.
 
 The outer optimizer still steps: a single island with Nesterov is SNOO / Lookahead (2510.15830).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from dilocox.outer.wan.base import Member
+from dilocox.outer.wan.base import Member, StateExchange
 
 
 class SingleIslandTransport:
     """`Transport` of one member."""
 
-    weights: Sequence[float] = (1.0,)
-    index = 0
-    bytes_sent = 0
-
-    def __init__(self, weight: float) -> None:
-        self.weights = (weight,)
+    def __init__(self) -> None:
+        self.weights: Sequence[float] = (1.0,)
+        self.index = 0
+        self.bytes_sent = 0
 
     def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
+        """Returns the messages."""
         return list(messages)
 
 
 class SingleIslandSession:
     """`QuorumSession` of one member."""
 
-    healed: dict[str, Any] | None = None
-
-    def __init__(self, wan: SingleIslandWan, hello: Member) -> None:
-        self.members = [hello]
-        self.transport = SingleIslandTransport(hello.weight)
-        self._wan = wan
+    def __init__(self, member: Member) -> None:
+        self.members = [member]
+        self.transport = SingleIslandTransport()
 
     def commit(self, ok: bool) -> bool:
-        self._wan.step += int(ok)
+        """The vote of an island without others."""
         return ok
 
 
 class SingleIslandWan:
     """`Wan` of one island."""
 
-    def __init__(self) -> None:
-        self.step = 0
+    def bind(self, state: StateExchange) -> None:
+        """No-op: no state is handed over."""
 
-    def set_step(self, step: int) -> None:
-        self.step = step
-
-    def serve_state(self, get_state: Callable[[], dict[str, Any]]) -> None:
-        """Nobody asks."""
-
-    def open_session(self, hello: Member) -> SingleIslandSession:
-        return SingleIslandSession(self, hello)
+    def open_session(self, member: Member) -> SingleIslandSession:
+        """See `Wan.open_session`."""
+        return SingleIslandSession(member)
 
     def abort(self) -> None:
-        """Nothing is under way."""
+        """No-op."""
 
     def shutdown(self) -> None:
-        """Nobody to leave."""
+        """No-op."""
