@@ -34,6 +34,11 @@ class GradientSyncs:
     def __init__(self) -> None:
         self.num_syncs = 0
 
+    @property
+    def num_contributions(self) -> int:
+        """What membership compares: an island that is behind cannot continue."""
+        return self.num_syncs
+
     def shared_state(self) -> dict[str, Any]:
         """An island that joins later cannot continue from it: weights are not handed over."""
         return {"fragments": []}
@@ -99,7 +104,7 @@ class WanDataParallel(NoOuterLoop):
             self._runner,
             self._rules,
             island=self._identity.island,
-            member=lambda: replace(member, num_syncs=state.num_syncs),
+            member=lambda: replace(member, num_contributions=state.num_contributions),
             waiting=partial(self._report.event, "waiting", inner_step),
         )
         offer = self._thread.result(self._thread.submit(joiner.join))

@@ -96,24 +96,22 @@ class DilocoLoop:
 
     def measure(self, event: Event) -> None:
         """MEASURE: takes the pseudo-gradient; weights untouched."""
-        fragment = self.fragments.all[event.fragment]
-        num_tokens = fragment.num_tokens
-        if self._pending is not None and self._pending.event.fragment == event.fragment:
-            num_tokens -= self._pending.num_tokens  # they are in the sync that has not landed yet
-        deltas = fragment.mode.measure()
+        deltas, num_tokens = self.fragments.all[event.fragment].measure()
         self._measured = PendingSync(event, self.position.inner_step, deltas, num_tokens, deltas)
 
     def start(self, event: Event) -> None:
         """START: puts what was measured on the WAN and returns at once."""
         if self._measured is not None and self._measured.event.fragment != event.fragment:
             # An APPLY in between has moved this island, and with it what is due now.
-            mode = self.fragments.all[self._measured.event.fragment].mode
-            mode.discarded(self._measured.deltas, None, share=1.0)
-            self._measured = None
+            void, self._measured = self._measured, None
+            self.fragments.all[void.event.fragment].discard(
+                void.deltas, None, share=1.0, num_tokens=void.num_tokens
+            )
         if self._measured is None:
             self.measure(event)
         pending, self._measured = self._measured, None
         assert pending is not None
+        pending.event, pending.inner_step = event, self.position.inner_step
         pending.payload = self.fragments.all[event.fragment].mode.payload(pending.deltas)
         self._submit(pending)
 

@@ -34,7 +34,8 @@ class Fragment:
 
     Attributes:
         num_syncs: committed syncs.
-        num_tokens: tokens that the island has trained since the last measurement that was committed.
+        num_contributions: pseudo-gradients that are in the anchor: the participants of all committed syncs.
+        num_tokens: tokens that the island has trained since the last measurement.
         reducer: how its pseudo-gradients are averaged.
         guard: judges their norms.
         mode: what APPLY does to the weights.
@@ -47,6 +48,7 @@ class Fragment:
         self.number = number
         self.shards = list(shards)
         self.num_syncs = 0
+        self.num_contributions = 0
         self.num_tokens = 0
         self.guard = OutlierGuard(config.outlier_factor)
         self.reducer = FragmentReducer(config, self.shards, island=island)
@@ -68,27 +70,38 @@ class Fragment:
         """One step of the outer optimizer. In place: anchor."""
         self._optimizer.step(gradient)
 
+    def measure(self) -> tuple[list[Tensor], int]:
+        """Returns: pseudo-gradient, and the tokens trained since the last measurement."""
+        num_tokens, self.num_tokens = self.num_tokens, 0
+        return self.mode.measure(), num_tokens
+
+    def discard(
+        self, deltas: Sequence[Tensor], fresh: list[Tensor] | None, *, share: float, num_tokens: int
+    ) -> None:
+        """A sync failed: its progress and its tokens are in the next measurement.
+
+        Args:
+            deltas, fresh, share: see `DelayMode.discarded`.
+            num_tokens: that were in the sync.
+        """
+        self.mode.discarded(deltas, fresh, share=share)
+        self.num_tokens += num_tokens
+
     def apply(
-        self,
-        result: MeanResult,
-        fresh: list[Tensor] | None,
-        *,
-        share: float,
-        num_tokens: int,
-        contributed: bool,
+        self, result: MeanResult, fresh: list[Tensor] | None, *, num_participants: int, contributed: bool
     ) -> None:
         """A committed sync: outer step, then the weights by delay mode.
 
         In place: anchor, outer optimizer, local.
 
         Args:
-            fresh, share: see `DelayMode.committed`.
-            num_tokens: that went into the sync.
+            fresh: see `DelayMode.committed`.
+            num_participants: islands whose pseudo-gradient is in the mean.
             contributed: False = the local progress is not in this mean and is dropped.
         """
-        self.mode.committed(result, fresh, share=share, contributed=contributed)
+        self.mode.committed(result, fresh, share=1.0 / num_participants, contributed=contributed)
         self.num_syncs += 1
-        self.num_tokens -= min(num_tokens, self.num_tokens)
+        self.num_contributions += num_participants
         if not contributed:
             self.reset()
 
@@ -111,6 +124,7 @@ class Fragment:
             "optimizer": self._optimizer.tensors(),
             "optimizer_plain": self._optimizer.plain(),
             "num_syncs": self.num_syncs,
+            "num_contributions": self.num_contributions,
             "reducer": self.reducer.shared_state(),
         }
 
@@ -124,7 +138,7 @@ class Fragment:
         """
         self._store.set(state["anchor"])
         self._optimizer.load(state["optimizer"], state["optimizer_plain"])
-        self.num_syncs = state["num_syncs"]
+        self.num_syncs, self.num_contributions = state["num_syncs"], state["num_contributions"]
         if not reducer_is_loaded:
             self.reducer.load_shared_state(state["reducer"])
         self.reset()
@@ -146,6 +160,7 @@ class Fragment:
             tensors={kind: self._by_name(values) for kind, values in kinds.items()} | reducer.tensors,
             common={
                 "num_syncs": self.num_syncs,
+                "num_contributions": self.num_contributions,
                 "num_tokens": self.num_tokens,
                 "norms": self.guard.state_dict(),
                 "optimizer": self._optimizer.plain(),
@@ -158,7 +173,8 @@ class Fragment:
     def load_state_dict(self, state: ShardState) -> None:
         """Continues from a `state_dict` of a rank that holds the same shards."""
         common = state.common
-        self.num_syncs, self.num_tokens = common["num_syncs"], common["num_tokens"]
+        self.num_syncs, self.num_contributions = common["num_syncs"], common["num_contributions"]
+        self.num_tokens = common["num_tokens"]
         self.guard.load_state_dict(common["norms"])
         self.reducer.load_state_dict(ShardState(state.tensors, common["reducer"], state.layout_bound))
         if not self.shards:

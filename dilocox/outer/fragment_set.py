@@ -66,8 +66,13 @@ class FragmentSet:
 
     @property
     def num_syncs(self) -> int:
-        """Committed syncs, over all fragments: what membership counts."""
+        """Committed syncs, over all fragments."""
         return sum(fragment.num_syncs for fragment in self.all)
+
+    @property
+    def num_contributions(self) -> int:
+        """Pseudo-gradients that are in the anchors, over all fragments: what membership compares."""
+        return sum(fragment.num_contributions for fragment in self.all)
 
     @property
     def num_outer_steps(self) -> int:

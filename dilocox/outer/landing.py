@@ -68,9 +68,14 @@ class Landing:
         if not result.committed:
             fragment.reducer.discard()
         if (observed or not result.committed) and not adopted:
-            own.mode.discarded(pending.deltas, _fresh(measured, own), share=1.0 / self._num_islands)
+            own.discard(
+                pending.deltas,
+                _fresh(measured, own),
+                share=1.0 / self._num_islands,
+                num_tokens=pending.num_tokens,
+            )
         if result.committed:
-            self._commit(fragment, pending, result, measured)
+            self._commit(fragment, result, measured)
         return adopted
 
     def load_received(self, *, reducer_loaded: int | None) -> bool:
@@ -101,9 +106,7 @@ class Landing:
             # Both have done the same number of steps since their launch.
             self._state.move_to(self._state.position.inner_step + there - pending.inner_step)
 
-    def _commit(
-        self, fragment: Fragment, pending: PendingSync, result: SyncResult, measured: PendingSync | None
-    ) -> None:
+    def _commit(self, fragment: Fragment, result: SyncResult, measured: PendingSync | None) -> None:
         assert result.mean is not None
         contributed = result.weight > 0
         fragment.reducer.commit(result.compensated, result.mean, observed=not contributed)
@@ -112,8 +115,7 @@ class Landing:
         fragment.apply(
             result.mean,
             _fresh(measured, fragment),
-            share=1.0 / result.num_participants,
-            num_tokens=pending.num_tokens if contributed else fragment.num_tokens,
+            num_participants=result.num_participants,
             contributed=contributed,
         )
         if fragment.number == len(self._fragments.all) - 1:

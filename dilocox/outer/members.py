@@ -54,7 +54,7 @@ class MemberInfo:
         return replace(
             self._identity,
             kind="join",
-            num_syncs=self._state.num_syncs,
+            num_contributions=self._state.num_contributions,
             inner_step=self._state.inner_step,
             weight=0.0,
             num_tokens=self._fragments.total_tokens,

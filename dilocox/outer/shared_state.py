@@ -34,10 +34,14 @@ class StateSource(Protocol):
 
     Attributes:
         num_syncs: committed syncs, over all fragments.
+        num_contributions: pseudo-gradients that are in the anchors, over all islands and fragments.
     """
 
     @property
     def num_syncs(self) -> int: ...
+
+    @property
+    def num_contributions(self) -> int: ...
 
     def shared_state(self) -> State:
         """What must be equal on all islands. Not copies."""
@@ -90,19 +94,19 @@ class SharedState:
     def count(self) -> int:
         """Counts from 1: a run without any sync differs from an island that asks for a state (0)."""
         with self._lock:
-            return 0 if self._wanted else 1 + self._effective("num_syncs", self._source.num_syncs)
+            return 0 if self._wanted else 1 + self._contributions()
 
     @property
-    def num_syncs(self) -> int:
-        """Committed syncs in the effective state."""
+    def num_contributions(self) -> int:
+        """Of the effective state."""
         with self._lock:
-            return self._effective("num_syncs", self._source.num_syncs)
+            return self._contributions()
 
     @property
     def inner_step(self) -> int:
         """Inner steps done when the sync in flight was measured; of a received state: its owner's."""
         with self._lock:
-            return self._effective("inner_step", self._launched_at)
+            return self._launched_at if self._received is None else int(self._received["inner_step"])
 
     @property
     def is_received(self) -> bool:
@@ -128,7 +132,11 @@ class SharedState:
         if received is not None:
             return received
         own = self._source
-        return {**own.shared_state(), "num_syncs": own.num_syncs, "inner_step": inner_step}
+        return {
+            **own.shared_state(),
+            "num_contributions": own.num_contributions,
+            "inner_step": inner_step,
+        }
 
     def receive(self, state: State) -> None:
         """See `StateExchange.receive`."""
@@ -136,5 +144,7 @@ class SharedState:
             self._received = state
             self._wanted = False
 
-    def _effective(self, key: str, own: int) -> int:
-        return own if self._received is None else int(self._received[key])
+    def _contributions(self) -> int:
+        if self._received is not None:
+            return int(self._received["num_contributions"])
+        return self._source.num_contributions

@@ -1,30 +1,9 @@
-"""Signs, polarity and storage of the pure functions; each delay mode against its reference twin."""
+"""Signs, polarity and storage of the pure functions; `tests/golden/test_sync.py` compares whole modes."""
 
 import pytest
 import torch
 
 from dilocox.outer import pseudo_gradient
-from tests.golden import driver
-from tests.golden.cases import CASES, LR, MOMENTUM, SPEEDS, STEPS
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_delay_mode_equals_its_twin_after_every_step(case):
-    twins = [case.twin(fragment) for fragment in range(case.num_fragments)]
-    run = driver.run(case, speeds=SPEEDS, steps=STEPS, lr=LR, momentum=MOMENTUM)
-    for step, islands in enumerate(run):
-        for fragment, twin in enumerate(twins):
-            anchors, local = twin[step]
-            for index, island in enumerate(islands):
-                for tensor in island.anchor[fragment]:
-                    torch.testing.assert_close(
-                        tensor, torch.full_like(tensor, anchors[index]), rtol=1e-5, atol=1e-4
-                    )
-                for tensor in island.local[fragment]:
-                    torch.testing.assert_close(
-                        tensor, torch.full_like(tensor, local[index]), rtol=1e-5, atol=1e-4
-                    )
-    assert step == STEPS
 
 
 def tensors(*values):
@@ -68,7 +47,7 @@ def test_a_discarded_sync_is_measured_again():
     delta = pseudo_gradient.measure(reference, local)
     pseudo_gradient.advance_reference(reference, local)
     local[0].sub_(1)
-    pseudo_gradient.give_back(reference, delta)
+    pseudo_gradient.restore_unsent(reference, delta)
     assert values(pseudo_gradient.measure(reference, local)) == [5]
 
 
@@ -80,7 +59,7 @@ def test_a_discarded_delayed_keep_run_ends_where_a_lossless_one_does():
         delta = pseudo_gradient.measure(reference, local)
         pseudo_gradient.advance_reference(reference, local)
         if lost:
-            pseudo_gradient.give_back(reference, delta)
+            pseudo_gradient.restore_unsent(reference, delta)
             continue
         anchor[0].sub_(delta[0])
         pseudo_gradient.keep_private(local, reference, anchor, pending=[])
@@ -119,7 +98,7 @@ def test_eager_with_nothing_at_all_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "function", [pseudo_gradient.measure, pseudo_gradient.reset, pseudo_gradient.give_back]
+    "function", [pseudo_gradient.measure, pseudo_gradient.reset, pseudo_gradient.restore_unsent]
 )
 def test_lists_must_pair_up(function):
     with pytest.raises(ValueError, match=r"zip\(\)"):

@@ -4,70 +4,77 @@ import pytest
 
 from dilocox.config.defaults import resolve
 from dilocox.config.schema import Config, OuterConfig
-from dilocox.outer.schedule import Event, EventKind, Schedule
+from dilocox.outer.modes.base import EventKind
+from dilocox.outer.schedule import Event, Schedule
 
 MEASURE, START, APPLY = EventKind.MEASURE, EventKind.START, EventKind.APPLY
 
 
 def all_small_schedules():
-    """Every (schedule, slot) with P up to 4, slots up to 5 and each delay mode that fits."""
+    """Every (schedule, interval) with P up to 4, H/P up to 5 and each delay mode that fits."""
     for fragments in range(1, 5):
-        for slot in range(1, 6):
-            interval = fragments * slot
-            modes = [("blocking", 0), ("delayed_keep", slot), ("delayed_reset", slot)]
-            modes += [("streaming", delay) for delay in range(1, slot)]
-            modes += [("eager", slot)] if fragments == 1 else []
+        for fragment_interval in range(1, 6):
+            interval = fragments * fragment_interval
+            modes = [
+                ("blocking", 0),
+                ("delayed_keep", fragment_interval),
+                ("delayed_reset", fragment_interval),
+            ]
+            modes += [("streaming", delay) for delay in range(1, fragment_interval)]
+            modes += [("eager", fragment_interval)] if fragments == 1 else []
             for mode, delay in modes:
                 schedule = Schedule.build(
                     sync_interval=interval, num_fragments=fragments, overlap_delay=delay, delay_mode=mode
                 )
-                yield pytest.param(schedule, slot, id=f"H{interval}-P{fragments}-tau{delay}-{mode}")
+                yield pytest.param(
+                    schedule, fragment_interval, id=f"H{interval}-P{fragments}-tau{delay}-{mode}"
+                )
 
 
 def timeline(schedule, steps):
     """All (steps done, event) of a run, without the drain."""
-    return [(step + 1, event) for step in range(steps) for event in schedule.after(step)]
+    return [(done, event) for done in range(1, steps + 1) for event in schedule.after(done)]
 
 
-def steps_of(schedule, slot):
+def steps_of(schedule, fragment_interval):
     """A run of three rounds and a bit."""
-    return 3 * slot * schedule.num_fragments + slot // 2
+    return 3 * fragment_interval * schedule.num_fragments + fragment_interval // 2
 
 
-@pytest.mark.parametrize(("schedule", "slot"), list(all_small_schedules()))
-def test_each_fragment_is_launched_every_interval(schedule, slot):
-    events = timeline(schedule, steps_of(schedule, slot))
+@pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
+def test_each_fragment_is_launched_every_interval(schedule, fragment_interval):
+    events = timeline(schedule, steps_of(schedule, fragment_interval))
     for kind in (MEASURE, START):
         for fragment in range(schedule.num_fragments):
             done = [at for at, event in events if event.kind is kind and event.fragment == fragment]
-            first = (fragment + 1) * slot
-            assert done == [first + r * slot * schedule.num_fragments for r in range(3)]
+            first = (fragment + 1) * fragment_interval
+            assert done == [first + r * fragment_interval * schedule.num_fragments for r in range(3)]
 
 
-@pytest.mark.parametrize(("schedule", "slot"), list(all_small_schedules()))
-def test_apply_comes_tau_after_start_and_one_is_in_flight(schedule, slot):
-    steps = steps_of(schedule, slot)
+@pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
+def test_apply_comes_tau_after_start_and_one_is_in_flight(schedule, fragment_interval):
+    steps = steps_of(schedule, fragment_interval)
     flying = None
-    for step in range(steps):
-        for event in schedule.after(step):
+    for done in range(1, steps + 1):
+        for event in schedule.after(done):
             if event.kind is START:
                 assert flying is None
-                flying = (event, step)
+                flying = (event, done)
             elif event.kind is APPLY and flying is not None:
                 start, started = flying
                 late = 1 if schedule.delay_mode == "eager" else 0
-                assert (event.fragment, event.round) == (start.fragment, start.round + late)
-                assert step - started == schedule.overlap_delay
+                assert (event.fragment, event.outer_step) == (start.fragment, start.outer_step + late)
+                assert done - started == schedule.overlap_delay
                 flying = None
             elif event.kind is APPLY:  # eager applies its own first pseudo-gradient with nothing in flight
-                assert schedule.delay_mode == "eager" and event.round == 0
-        assert schedule.in_flight(step) == (flying[0] if flying else None)
+                assert schedule.delay_mode == "eager" and event.outer_step == 1
+        assert schedule.in_flight(done) == (flying[0] if flying else None)
 
 
-@pytest.mark.parametrize(("schedule", "slot"), list(all_small_schedules()))
-def test_measure_comes_first_at_a_launch(schedule, slot):
-    for step in range(steps_of(schedule, slot)):
-        kinds = [event.kind for event in schedule.after(step)]
+@pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
+def test_measure_comes_first_at_a_launch(schedule, fragment_interval):
+    for done in range(1, steps_of(schedule, fragment_interval) + 1):
+        kinds = [event.kind for event in schedule.after(done)]
         if schedule.delay_mode == "blocking":
             assert kinds in ([], [MEASURE, START, APPLY])
         elif schedule.delay_mode == "streaming":
@@ -76,24 +83,24 @@ def test_measure_comes_first_at_a_launch(schedule, slot):
             assert kinds in ([], [MEASURE, START], [MEASURE, APPLY, START])
 
 
-@pytest.mark.parametrize(("schedule", "slot"), list(all_small_schedules()))
-def test_drained_at_any_step_every_start_is_applied_once(schedule, slot):
+@pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
+def test_drained_at_any_step_every_start_is_applied_once(schedule, fragment_interval):
     late = 1 if schedule.delay_mode == "eager" else 0
-    for steps in range(1, steps_of(schedule, slot)):
-        events = [event for _, event in timeline(schedule, steps)] + schedule.drain(steps - 1)
-        started = [(event.fragment, event.round + late) for event in events if event.kind is START]
-        applied = [(event.fragment, event.round) for event in events if event.kind is APPLY]
+    for steps in range(1, steps_of(schedule, fragment_interval)):
+        events = [event for _, event in timeline(schedule, steps)] + schedule.drain(steps)
+        started = [(event.fragment, event.outer_step + late) for event in events if event.kind is START]
+        applied = [(event.fragment, event.outer_step) for event in events if event.kind is APPLY]
         if late and applied:
-            assert applied.pop(0) == (0, 0)
+            assert applied.pop(0) == (0, 1)
         assert applied == started
 
 
-@pytest.mark.parametrize(("schedule", "slot"), list(all_small_schedules()))
-def test_outer_step_counts_fully_applied_rounds(schedule, slot):
+@pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
+def test_outer_step_counts_fully_applied_rounds(schedule, fragment_interval):
     applied = 0
-    for step in range(steps_of(schedule, slot)):
-        applied += sum(event.kind is APPLY for event in schedule.after(step))
-        assert schedule.outer_step(step) == applied // schedule.num_fragments
+    for done in range(1, steps_of(schedule, fragment_interval) + 1):
+        applied += sum(event.kind is APPLY for event in schedule.after(done))
+        assert schedule.outer_step(done) == applied // schedule.num_fragments
 
 
 def test_streaming_example_of_the_paper():
@@ -101,67 +108,67 @@ def test_streaming_example_of_the_paper():
     schedule = Schedule.build(sync_interval=100, num_fragments=2, overlap_delay=5, delay_mode="streaming")
     starts = [(at, event.fragment) for at, event in timeline(schedule, 210) if event.kind is START]
     assert starts == [(50, 0), (100, 1), (150, 0), (200, 1)]
-    assert schedule.after(104) == [Event(APPLY, 1, 0)]
+    assert schedule.after(105) == [Event(APPLY, 1, 1)]
 
 
 def test_one_round_delay_written_out():
     schedule = Schedule.build(sync_interval=4, num_fragments=2, overlap_delay=2, delay_mode="delayed_keep")
     assert timeline(schedule, 6) == [
-        (2, Event(MEASURE, 0, 0)),
-        (2, Event(START, 0, 0)),
-        (4, Event(MEASURE, 1, 0)),
-        (4, Event(APPLY, 0, 0)),
-        (4, Event(START, 1, 0)),
-        (6, Event(MEASURE, 0, 1)),
-        (6, Event(APPLY, 1, 0)),
-        (6, Event(START, 0, 1)),
+        (2, Event(MEASURE, 0, 1)),
+        (2, Event(START, 0, 1)),
+        (4, Event(MEASURE, 1, 1)),
+        (4, Event(APPLY, 0, 1)),
+        (4, Event(START, 1, 1)),
+        (6, Event(MEASURE, 0, 2)),
+        (6, Event(APPLY, 1, 1)),
+        (6, Event(START, 0, 2)),
     ]
-    assert schedule.drain(5) == [Event(APPLY, 0, 1)]
+    assert schedule.drain(6) == [Event(APPLY, 0, 2)]
 
 
-def adaptive(schedule, slot, changes):
-    """Events when `changes` maps a step to the slot that is asked for after it."""
-    events, slots = [], [slot]
-    for step in range(40):
-        events += [(step + 1, event) for event in schedule.after(step)]
-        if step in changes:
-            wanted = changes[step] * schedule.num_fragments
-            schedule = schedule.with_interval(schedule.fitting_interval(wanted), step)
-            slots.append(schedule.phases[-1].sync_interval // schedule.num_fragments)
+def adaptive(schedule, fragment_interval, changes):
+    """Events when `changes` maps inner steps done to the H/P that is asked for then."""
+    events, fragment_intervals = [], [fragment_interval]
+    for done in range(1, 41):
+        events += [(done, event) for event in schedule.after(done)]
+        if done in changes:
+            wanted = changes[done] * schedule.num_fragments
+            schedule = schedule.with_interval(schedule.fitting_interval(wanted), done)
+            fragment_intervals.append(schedule.phases[-1].sync_interval // schedule.num_fragments)
     return schedule, events
 
 
-@pytest.mark.parametrize("step", range(20))
+@pytest.mark.parametrize("done", range(1, 21))
 @pytest.mark.parametrize("wanted", [1, 2, 5])
 @pytest.mark.parametrize(("mode", "delay"), [("blocking", 0), ("streaming", 2), ("delayed_keep", 4)])
-def test_a_changed_interval_keeps_the_properties(mode, delay, wanted, step):
+def test_a_changed_interval_keeps_the_properties(mode, delay, wanted, done):
     before = Schedule.build(sync_interval=12, num_fragments=3, overlap_delay=delay, delay_mode=mode)
-    after, events = adaptive(before, 4, {step: wanted, step + 9: 4})
+    after, events = adaptive(before, 4, {done: wanted, done + 9: 4})
     assert events == timeline(after, 40), "a resumed run must see the events that the live run saw"
-    unchanged = -(-(step + 1) // 12) * 12
+    unchanged = -(-done // 12) * 12
     assert [e for e in events if e[0] < unchanged] == [e for e in timeline(before, 40) if e[0] < unchanged]
     flying = []
     launches = [event.fragment for _, event in events if event.kind is START]
     assert launches == [launch % 3 for launch in range(len(launches))]
     for _, event in events:
         if event.kind is START:
-            flying.append((event.fragment, event.round))
+            flying.append((event.fragment, event.outer_step))
         if event.kind is APPLY:
-            assert flying.pop() == (event.fragment, event.round)
+            assert flying.pop() == (event.fragment, event.outer_step)
         assert len(flying) <= 1
 
 
 def test_an_interval_changes_at_the_next_round_boundary():
-    schedule = Schedule.build(sync_interval=4, num_fragments=2, delay_mode="blocking").with_interval(6, 4)
+    schedule = Schedule.build(sync_interval=4, num_fragments=2, delay_mode="blocking").with_interval(6, 5)
     starts = [(at, event.fragment) for at, event in timeline(schedule, 16) if event.kind is START]
     assert starts == [(2, 0), (4, 1), (6, 0), (8, 1), (11, 0), (14, 1)]
-    assert [schedule.sync_interval(step) for step in (6, 7)] == [4, 6]
+    assert [schedule.sync_interval(step) for step in (7, 8)] == [4, 6]
 
 
 def test_the_last_word_before_a_boundary_counts():
     schedule = Schedule.build(sync_interval=4, delay_mode="blocking")
-    twice = schedule.with_interval(6, 1).with_interval(5, 2)
-    assert twice == schedule.with_interval(5, 2)
+    twice = schedule.with_interval(6, 2).with_interval(5, 3)
+    assert twice == schedule.with_interval(5, 3)
     assert [at for at, event in timeline(twice, 14) if event.kind is START] == [4, 9, 14]
 
 

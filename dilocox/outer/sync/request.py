@@ -129,7 +129,7 @@ class PendingSync:
         event: the START it belongs to.
         inner_step: inner steps done when it was measured.
         deltas: pseudo-gradient, one fp32 tensor per shard.
-        num_tokens: tokens trained since the last measurement that was committed.
+        num_tokens: tokens trained since the measurement before.
         payload: what crosses the WAN; the deltas themselves but for `eager`.
     """
 

@@ -3,8 +3,10 @@
 Pure functions of the member infos, so all ranks of all islands come to the same roles. Islands are aligned by
 (outer step, fragment) and by their anchors, never by inner steps:
 
-* Ahead = more committed syncs. Islands with fewer have received a state before the roles are dealt.
-* Among equally many syncs the latest (outer step, fragment) is synced. An island that asks for an earlier one
+* Ahead = more contributions: pseudo-gradients that are in the anchors, counted over all islands. After a
+  partition that is the side that more islands were on. Islands with fewer have received a state before the
+  roles are dealt.
+* Among equally many the latest (outer step, fragment) is synced. An island that asks for an earlier one
   takes the result of the later one: it has the same anchors, so nothing is handed over.
 * Among those the anchors must be equal. Where they differ the largest group is right (ties: more tokens,
   then the lower island id). The others take part with weight 0, vote against their own result and ask for
@@ -60,12 +62,12 @@ def deal_roles(members: Sequence[Member]) -> Roles | None:
     syncing = [member for member in members if member.kind == "sync"]
     if not syncing:
         return None
-    latest = max((member.num_syncs, member.turn) for member in syncing)
-    candidates = [member for member in syncing if (member.num_syncs, member.turn) == latest]
+    latest = max((member.num_contributions, member.turn) for member in syncing)
+    candidates = [member for member in syncing if (member.num_contributions, member.turn) == latest]
     right = largest_group(candidates)
     leader = min(right, key=lambda member: member.island)
     others = [member for member in candidates if member not in right]
-    # A joining island that has received no state has as many syncs; its anchors may differ all the same.
+    # A joining island that has received no state is not behind; its anchors may differ all the same.
     others += [m for m in members if m.kind == "join" and _hash_of(m, leader) != leader.anchor_hash]
     return Roles(
         leader=leader,

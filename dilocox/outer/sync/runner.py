@@ -66,7 +66,7 @@ class SyncRunner:
                 raise WanError("this island is stopping")
             member = replace(
                 request.member,
-                num_syncs=self.state.num_syncs,
+                num_contributions=self.state.num_contributions,
                 weight=request.member.weight if seen["abstained"] is None else 0.0,
                 anchor_hash=self.anchor_hash(request.anchor) if request.anchor else "",
             )

@@ -26,7 +26,7 @@ class Member:
         kind: `sync` = brings a pseudo-gradient; `join` = has just started; `observe` = has received another
             island's state in this very session and takes the result only.
         run_id, fingerprint: identity of the run, and of the settings that all islands must share.
-        num_syncs: committed syncs in its state, over all fragments.
+        num_contributions: pseudo-gradients that are in its anchors, over all islands and fragments.
         outer_step, fragment: what it is about to average; outer steps count from 1.
         inner_step: inner steps done.
         weight: its weight in the mean; 0 = it abstains and takes the result only.
@@ -38,7 +38,7 @@ class Member:
     kind: MemberKind
     run_id: str
     fingerprint: str
-    num_syncs: int = 0
+    num_contributions: int = 0
     outer_step: int = 0
     fragment: int = 0
     inner_step: int = 0
@@ -105,7 +105,7 @@ class StateExchange(Protocol):
     Attributes:
         count: what membership compares: the island with a lower count receives the state of one with the
             highest. 0 asks for a state whatever the others' counts are.
-        num_syncs: committed syncs in the state.
+        num_contributions: pseudo-gradients that are in the anchors.
         inner_step: inner steps done.
     """
 
@@ -113,7 +113,7 @@ class StateExchange(Protocol):
     def count(self) -> int: ...
 
     @property
-    def num_syncs(self) -> int: ...
+    def num_contributions(self) -> int: ...
 
     @property
     def inner_step(self) -> int: ...

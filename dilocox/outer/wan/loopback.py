@@ -217,7 +217,7 @@ class LoopbackWan:
             state.receive(copy.deepcopy(meeting.state))
             mine = meeting.members[self._island]
             meeting.members[self._island] = replace(
-                mine, kind="observe", weight=0.0, anchor_hash="", num_syncs=state.num_syncs
+                mine, kind="observe", weight=0.0, anchor_hash="", num_contributions=state.num_contributions
             )
 
     def _swap_members(self, meeting: _Meeting) -> None:

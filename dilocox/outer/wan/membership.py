@@ -219,7 +219,11 @@ class TorchftWan:
         assert self._handed_over is not None
         self._state.receive(self._handed_over)
         return dataclasses.replace(
-            member, kind="observe", weight=0.0, anchor_hash="", num_syncs=self._state.num_syncs
+            member,
+            kind="observe",
+            weight=0.0,
+            anchor_hash="",
+            num_contributions=self._state.num_contributions,
         )
 
     def _swap_members(self, member: Member) -> tuple[list[Member], TorchftTransport]:

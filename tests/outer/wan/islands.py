@@ -6,24 +6,37 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from dilocox.outer.shared_state import SharedState
 from dilocox.outer.wan.base import Member
 
 T = TypeVar("T")
 
 
-def hello(island: int, *, weight: float = 1.0, outer_step: int = 0) -> Member:
+def member_of(island: int, *, weight: float = 1.0, outer_step: int = 0) -> Member:
     """What an island says when nothing but its id and weight matter."""
-    return Member(
-        island=island,
-        kind="sync",
-        run_id="run",
-        fingerprint="f",
-        outer_step=outer_step,
-        fragment=0,
-        inner_step=outer_step,
-        weight=weight,
-        anchor_hash="",
-    )
+    return Member(island, "sync", "run", "f", outer_step=outer_step, inner_step=outer_step, weight=weight)
+
+
+class FakeFragments:
+    """A `StateSource` without fragments.
+
+    Attributes:
+        num_contributions: how far this island is.
+    """
+
+    num_syncs = 0
+
+    def __init__(self, num_contributions: int, state: dict | None = None):
+        self.num_contributions = num_contributions
+        self.state = state or {}
+
+    def shared_state(self):
+        return self.state
+
+
+def state_of(num_contributions: int, state: dict | None = None) -> SharedState:
+    """The owner of a state with this many contributions."""
+    return SharedState(FakeFragments(num_contributions, state))
 
 
 def run_islands(work: Callable[[int], T], islands: Sequence[int]) -> list[T]:
