@@ -55,7 +55,7 @@ class ThreadIsland:
         make = torch.zeros if seed is None else lambda shape: torch.randn(shape, generator=generator)
         self.weights = [[make(shape) for shape in shapes] for _ in range(config.num_fragments)]
         shards = [
-            ParamShard(f"fragment{p}.{i}", tensor, "layer", p, replicated=False, counted=True)
+            ParamShard.whole(f"fragment{p}.{i}", tensor, layer=p)
             for p, tensors in enumerate(self.weights)
             for i, tensor in enumerate(tensors)
         ]
