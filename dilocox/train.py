@@ -18,12 +18,11 @@ from dilocox.checkpoint import files as checkpoint_files
 from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
 from dilocox.config.check import warnings
-from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.errors import ConfigError
-from dilocox.inner.master_weights import MasterWeights
+from dilocox.inner.masters import MasterWeights
 from dilocox.inner.model import build_model
 from dilocox.inner.step import Inner, InnerReport
 from dilocox.metrics.interface_bytes import InterfaceBytes
@@ -128,7 +127,7 @@ class Run:
         self.masters = MasterWeights(self.island, self.inner.model, self.inner.optimizer)
         self.throughput = Throughput()
         folder = Path(config.checkpoint.save or self.run_dir / "checkpoints") / f"island_{place.island_id}"
-        self.checkpoints = Checkpoints(folder, self.island, fingerprint=fingerprint(config))
+        self.checkpoints = Checkpoints(folder, self.island, config=config, vocab_size=data.vocab_size)
         loaded = self._load() if resume or config.checkpoint.load else None
         self.inner_step = 0 if loaded is None else loaded.iteration
         self._saved_step = -1
@@ -161,9 +160,11 @@ class Run:
             tokenizer=data.tokenizer_identity,
         )
         if loaded is not None:
-            self.outer.load_state_dict(loaded.rank_state["outer"])
+            self.outer.load_state_dict(loaded.outer)
             self.throughput.load_state_dict(loaded.common["throughput"])
             self.recorder.event("resume", self.inner_step, folder=str(folder))
+            if loaded.layout_changed is not None:
+                self.recorder.event("note", self.inner_step, text=loaded.layout_changed)
         self.interface = InterfaceBytes(self.outer.interface)
 
     def __enter__(self) -> Run:
@@ -245,7 +246,7 @@ class Run:
             path = self.checkpoints.save(
                 self.inner_step,
                 self._train_state(),
-                rank_state={"outer": self.outer.state_dict()},
+                outer=self.outer.state_dict(),
                 common={"throughput": self.throughput.state_dict()},
                 retain=self.config.checkpoint.save_retain,
             )
@@ -256,9 +257,9 @@ class Run:
         source = self.checkpoints
         if self.config.checkpoint.load:
             folder = Path(self.config.checkpoint.load) / f"island_{self.place.island_id}"
-            source = Checkpoints(folder, self.island, fingerprint=fingerprint(self.config))
+            source = Checkpoints(folder, self.island, config=self.config, vocab_size=self.vocab_size)
         iteration = checkpoint_files.latest(source.directory)
         return None if iteration is None else source.load(self._train_state(), iteration)
 
     def _train_state(self) -> TrainState:
-        return TrainState(self.inner.model, self.inner.optimizer, self.inner.scheduler)
+        return TrainState(self.masters, self.inner.optimizer, self.inner.scheduler)
