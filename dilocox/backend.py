@@ -124,7 +124,7 @@ def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConf
         )
     coordinate = topology.coordinate(rank)
     _init_megatron_groups(topology, rank, coordinate)
-    _seed(run.seed, topology, coordinate)
+    seed_generators(run.seed, topology, coordinate)
     control_group, sync_group = (dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) for _ in range(2))
     return Island(backend, topology, rank, coordinate, control_group, sync_group, undo)
 
@@ -136,6 +136,18 @@ def shutdown(island: Island) -> None:
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
     island._undo.close()
+
+
+def seed_generators(seed: int, topology: Topology, coordinate: Coordinate) -> None:
+    """Seeds dropout: tensor parallel ranks share the stream of their stage and model copy.
+
+    Initial weights do not come from here, see `initial_weights`.
+    """
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    stream = seed + 100 * (coordinate.pp * topology.dp + coordinate.dp)
+    torch.manual_seed(stream)
+    model_parallel_cuda_manual_seed(stream)
 
 
 def _init_megatron_groups(topology: Topology, rank: int, coordinate: Coordinate) -> None:
@@ -154,15 +166,3 @@ def _init_megatron_groups(topology: Topology, rank: int, coordinate: Coordinate)
     )
     if megatron != coordinate:
         raise AssertionError(f"rank {rank}: topology says {coordinate}, megatron-core says {megatron}")
-
-
-def _seed(seed: int, topology: Topology, coordinate: Coordinate) -> None:
-    """Seeds dropout: tensor parallel ranks share the stream of their stage and model copy.
-
-    Initial weights do not come from here, see `initial_weights`.
-    """
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-
-    stream = seed + 100 * (coordinate.pp * topology.dp + coordinate.dp)
-    torch.manual_seed(stream)
-    model_parallel_cuda_manual_seed(stream)

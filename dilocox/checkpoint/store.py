@@ -1,43 +1,52 @@
 """Both levels as one record: Megatron's distributed format, plus what belongs to the run and to each rank.
 
-iter_0000100/   *.distcp, common.pt, metadata.json   level 1, Megatron's format: could be resharded
-                dilocox.json                         which run this is, and plain values of the caller
-                rank_0000.pt ...                     level 2 and random generators of each rank
+iter_0000100/   *.distcp, .metadata ...   tensors of both levels in global coordinates, for any layout
+                dilocox.json              which run this is, and plain values of both levels and the caller
+                rank_0000.pt ...          what only the same layout can use: random generators of each rank,
+                                          and what level 2 cannot express in global coordinates
+
+The model's weights are not in it: they are the masters, rounded to the working dtype.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dilocox.backend import Island
+from dilocox.backend import Island, seed_generators
 from dilocox.checkpoint import files as checkpoint_files
+from dilocox.checkpoint.identity import IDENTITY_FILE, Layout, identity_of, read_identity
+from dilocox.checkpoint.placed import allocate, entries_to_load, entries_to_save, place, read_contents
+from dilocox.config.schema import Config
 from dilocox.errors import CheckpointError
-from dilocox.inner.names import unwrap
-from dilocox.inner.optimizer_state import count_steps, restore_state
-
-FORMAT = 1
-IDENTITY_FILE = "dilocox.json"
+from dilocox.inner.masters import MasterWeights
+from dilocox.inner.optimizer import InnerOptimizer
+from dilocox.param_shard import ShardState
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """The objects of level 1 whose state is saved, all of them Megatron's."""
+    """The objects of level 1 whose state is saved.
 
-    model: Any
-    optimizer: Any
+    Attributes:
+        scheduler: Megatron's `OptimizerParamScheduler`.
+    """
+
+    masters: MasterWeights
+    optimizer: InnerOptimizer
     scheduler: Any
 
 
@@ -48,12 +57,15 @@ class Loaded:
     Attributes:
         iteration: inner steps done.
         common: equal on all ranks, as given to `save`.
-        rank_state: of this rank, as given to `save`.
+        outer: of level 2, for the shards of this rank; `layout_bound` is empty if the layout changed.
+        layout_changed: one sentence for the log if another layout has written it, else None; the random
+            generators of all ranks have then been seeded anew, from the seed and the iteration.
     """
 
     iteration: int
     common: dict[str, Any]
-    rank_state: dict[str, Any]
+    outer: ShardState
+    layout_changed: str | None
 
 
 class Checkpoints:
@@ -61,35 +73,33 @@ class Checkpoints:
 
     Args:
         directory: the island's folder, on a file system that all its ranks see.
-        fingerprint: of the configuration; only a checkpoint with the same one is loaded.
+        config: resolved; only a checkpoint of a run with the same settings is loaded, whatever its layout.
+        vocab_size: of the tokenizer, before padding.
     """
 
-    def __init__(self, directory: Path, island: Island, *, fingerprint: str) -> None:
+    def __init__(self, directory: Path, island: Island, *, config: Config, vocab_size: int) -> None:
         self.directory = directory
         self._island = island
-        self._identity = {
-            "format": FORMAT,
-            "fingerprint": fingerprint,
-            "layout": {axis: asdict(island.topology)[axis] for axis in ("tp", "pp", "dp")},
-        }
+        self._config = config
+        self._vocab_size = vocab_size
 
     def save(
         self,
         iteration: int,
         state: TrainState,
         *,
+        outer: ShardState,
         common: dict[str, Any],
-        rank_state: dict[str, Any],
         retain: int,
     ) -> Path:
-        """Writes one checkpoint and returns its folder. Training goes on as if it had not been written.
+        """Writes one checkpoint and returns its folder. Training continues as if it had not been written.
 
         Collective: all ranks of the island.
 
         Args:
             iteration: inner steps done.
+            outer: state of level 2, on the shards of `state.masters`.
             common: plain values that JSON can hold, equal on all ranks.
-            rank_state: tensors and plain values of this rank.
             retain: newest checkpoints to keep.
 
         Raises:
@@ -101,17 +111,23 @@ class Checkpoints:
                 if self._island.rank == 0:
                     checkpoint_files.begin(self.directory, iteration)
             with self._all_or_none():
-                dist_checkpointing.save(self._level_1(state, is_loading=False), str(folder))
-                torch.save({"caller": rank_state, "random": self._random_state()}, self._rank_file(folder))
+                self._save_tensors(folder, state, outer)
+                own = {"layout_bound": outer.layout_bound, "random": self._random_state()}
+                torch.save(own, self._rank_file(folder))
             with self._all_or_none():
                 if self._island.rank == 0:
                     values = {
                         "iteration": iteration,
+                        "inner": {
+                            "optimizer": state.optimizer.state_dict(),
+                            "scheduler": state.scheduler.state_dict(),
+                        },
+                        "outer": outer.common,
                         "common": common,
-                        "files": checkpoint_files.contents(folder),
+                        "files": checkpoint_files.contents(folder),  # last: of all that was written
                     }
-                    text = json.dumps(self._identity | values, indent=1)
-                    (folder / IDENTITY_FILE).write_text(text + "\n")
+                    identity = identity_of(self._config, self._vocab_size)
+                    (folder / IDENTITY_FILE).write_text(json.dumps(identity | values, indent=1) + "\n")
                     checkpoint_files.commit(self.directory, iteration, retain=retain)
         except CheckpointError as error:
             if self._island.rank == 0:
@@ -123,45 +139,59 @@ class Checkpoints:
         """Restores level 1 in place and returns what the caller has to restore.
 
         Collective: all ranks of the island.
-        In place: model, optimizer, schedule and this rank's random generators.
+        In place: masters, model, optimizer, schedule and this rank's random generators.
 
         Args:
             iteration: default: the latest one.
 
         Raises:
-            CheckpointError: there is none, it is incomplete, or it belongs to another configuration or
-                layout; nothing has been loaded in these cases. Also where a complete file cannot be
-                read; then the model is unusable.
+            CheckpointError: there is none, it is incomplete, or it belongs to a run with other settings;
+                nothing has been loaded in these cases. Also where a complete file cannot be read; then the
+                model is unusable.
         """
         with self._all_or_none():
             folder = self._folder_to_load(iteration)
-            identity = self._read_identity(folder)
-            own = torch.load(self._rank_file(folder), weights_only=True, map_location="cpu")
+            identity = read_identity(folder, self._config, self._vocab_size)
+            checkpoint_files.check_complete(folder, identity["files"])
+            before, now = Layout(**identity["layout"]), Layout.of(self._config)
+            own = None
+            if before == now:
+                own = torch.load(self._rank_file(folder), weights_only=True, map_location="cpu")
+            contents = read_contents(folder)
+            outer = allocate(state.masters.shards, contents)
+            wanted = {
+                **entries_to_load("inner", state.masters.held_state(), contents),
+                **entries_to_load("outer", place(state.masters.shards, outer), contents),
+            }
         with self._all_or_none():
-            loaded = dist_checkpointing.load(self._level_1(state, is_loading=True), str(folder))
-        unwrap(state.model).load_state_dict(loaded["model"])
-        restore_state(state.optimizer, loaded["optimizer"], num_steps=loaded["num_optimizer_steps"])
+            # Many ranks read the same elements (masters of data parallel ranks, replicated norms), which
+            # Megatron's check of the access pattern takes for an error.
+            dist_checkpointing.load(wanted, str(folder), validate_access_integrity=False)
+        state.masters.copy_to_model()
+        state.optimizer.load_state_dict(identity["inner"]["optimizer"])
         state.scheduler.num_steps = 0  # loading adds to it
-        state.scheduler.load_state_dict(loaded["scheduler"])
-        self._set_random_state(own["random"])
-        return Loaded(identity["iteration"], identity["common"], own["caller"])
+        state.scheduler.load_state_dict(identity["inner"]["scheduler"])
+        outer.common = identity["outer"]
+        changed = None
+        if own is None:
+            self._seed_anew(identity["iteration"])
+            changed = (
+                f"layout changed from {before} to {now}; random streams and low-rank warm starts begin anew"
+            )
+        else:
+            outer.layout_bound = own["layout_bound"]
+            self._set_random_state(own["random"])
+        return Loaded(identity["iteration"], identity["common"], outer, changed)
 
-    def _level_1(self, state: TrainState, *, is_loading: bool) -> dict[str, Any]:
-        metadata = {
-            "distrib_optim_sharding_type": "fully_reshardable",
-            "chained_optim_avoid_prefix": True,
-            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-        }
+    def _save_tensors(self, folder: Path, state: TrainState, outer: ShardState) -> None:
         # Megatron's writer collects its results in a queue that it keeps in a process of its own. Saving
         # is synchronous here, so a plain queue does, and no process can be left behind.
         filesystem_async._results_queue = SimpleQueue()
-        model = unwrap(state.model).sharded_state_dict(metadata=metadata)
-        optimizer = state.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-        level_1 = {"model": model, "optimizer": optimizer}
-        if not is_loading:
-            level_1["scheduler"] = state.scheduler.state_dict()
-            level_1["num_optimizer_steps"] = count_steps(state.optimizer)
-        return level_1
+        entries = {
+            **entries_to_save("inner", state.masters.owned_state()),
+            **entries_to_save("outer", place(state.masters.shards, outer)),
+        }
+        dist_checkpointing.save(entries, str(folder))
 
     def _folder_to_load(self, iteration: int | None) -> Path:
         if iteration is None:
@@ -169,20 +199,6 @@ class Checkpoints:
         if iteration is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
         return checkpoint_files.folder_of(self.directory, iteration)
-
-    def _read_identity(self, folder: Path) -> dict[str, Any]:
-        path = folder / IDENTITY_FILE
-        if not path.is_file():
-            raise CheckpointError(f"incomplete checkpoint: {path} is missing")
-        found: dict[str, Any] = json.loads(path.read_text())
-        for field, wanted in self._identity.items():
-            if found.get(field) != wanted:
-                raise CheckpointError(
-                    f"{folder} belongs to another run: its {field} is {found.get(field)}, "
-                    f"this run's is {wanted}"
-                )
-        checkpoint_files.check_complete(folder, found["files"])
-        return found
 
     def _rank_file(self, folder: Path) -> Path:
         return folder / f"rank_{self._island.rank:04d}.pt"
@@ -198,6 +214,11 @@ class Checkpoints:
         get_cuda_rng_tracker().set_states(state["tracker"])
         if self._island.backend.is_cuda:
             torch.cuda.set_rng_state(state["cuda"])
+
+    def _seed_anew(self, iteration: int) -> None:
+        """Streams of this layout that are not those of the run's beginning."""
+        seed = zlib.crc32(f"{self._config.run.seed}/{iteration}".encode())
+        seed_generators(seed, self._island.topology, self._island.coordinate)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

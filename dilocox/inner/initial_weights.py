@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dilocox.config.schema import ModelConfig
-from dilocox.inner.names import is_tensor_parallel, named_global_parameters
+from dilocox.inner.blocks import block_of
+from dilocox.inner.names import named_global_parameters
 
 TIED_OUTPUT = "output_layer.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -39,8 +40,9 @@ def initialise(model: nn.Module, config: ModelConfig, *, seed: int, tp_rank: int
         elif parameter.dim() == 1:
             parameter.fill_(1.0)
         else:
-            full = _normal(name, _full_shape(parameter, tp_size), std=_std(name, config), seed=seed)
-            parameter.copy_(_part_of_rank(name, full, parameter, config, tp_rank, tp_size))
+            block = block_of(name, parameter, swiglu=config.swiglu, tp_rank=tp_rank, tp_size=tp_size)
+            full = _normal(name, block.global_shape, std=_std(name, config), seed=seed)
+            parameter.copy_(full[block.slices].reshape(parameter.shape))
 
 
 def _std(name: str, config: ModelConfig) -> float:
@@ -49,28 +51,8 @@ def _std(name: str, config: ModelConfig) -> float:
     return config.init_method_std
 
 
-def _normal(name: str, shape: list[int], *, std: float, seed: int) -> Tensor:
+def _normal(name: str, shape: tuple[int, ...], *, std: float, seed: int) -> Tensor:
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
     values = generator.standard_normal(math.prod(shape), dtype=np.float32)
     return torch.from_numpy(values).view(shape).mul_(std)
-
-
-def _full_shape(parameter: nn.Parameter, tp_size: int) -> list[int]:
-    shape = list(parameter.shape)
-    if is_tensor_parallel(parameter):
-        shape[parameter.partition_dim] *= tp_size  # type: ignore[attr-defined]
-    return shape
-
-
-def _part_of_rank(
-    name: str, full: Tensor, parameter: nn.Parameter, config: ModelConfig, tp_rank: int, tp_size: int
-) -> Tensor:
-    if not is_tensor_parallel(parameter):
-        return full
-    dim: int = parameter.partition_dim  # type: ignore[attr-defined]
-    if config.swiglu and name.endswith("linear_fc1.weight"):
-        # A rank holds its rows of the gate, then its rows of the value.
-        gate, value = full.chunk(2, dim)
-        return torch.cat([gate.chunk(tp_size, dim)[tp_rank], value.chunk(tp_size, dim)[tp_rank]], dim)
-    return full.chunk(tp_size, dim)[tp_rank]

@@ -1,64 +1,214 @@
-"""Where each of Megatron's optimizers keeps the fp32 masters (level 1; used by `master_weights`)."""
+"""The fp32 master weights of this rank, as level 2 and the checkpoint see them (level 1 side of `shards`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor, nn
+
+from dilocox.backend import Island
+from dilocox.inner.blocks import block_of
+from dilocox.inner.initial_weights import EMBEDDING, TIED_OUTPUT
+from dilocox.inner.names import is_tensor_parallel, layer_of, named_global_parameters, unwrap
+from dilocox.inner.optimizer import InnerOptimizer, Master
+from dilocox.param_shard import ParamShard, Role
+
+MASTER = "master"
+"""Kind of the weights themselves, beside those of the optimizer's state (`exp_avg` ...)."""
 
 
 @dataclass(frozen=True)
-class Master:
-    """The fp32 values behind one parameter, or behind a flat part of it.
+class _Held:
+    """One master that this rank holds.
 
     Attributes:
-        values: detached view of the optimizer's own storage; of the parameter's shape, or 1-D for a shard.
-        start: first element of the flattened parameter that `values` holds.
+        shard: its values, and where they lie.
+        owned: level 2 and the checkpoint take them from this stage (False: the copy of a tied embedding).
     """
 
-    parameter: nn.Parameter
-    values: Tensor
-    start: int
+    shard: ParamShard
+    master: Master
+    owned: bool
 
 
-def find_masters(optimizer: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Master]:
-    """Masters that this rank holds, by global parameter name, in the model's order.
+class MasterWeights:
+    """Masters of one rank, whichever Megatron optimizer holds them.
 
-    Args:
-        optimizer: what `single` gives.
+    Without the distributed optimizer every data parallel rank holds all masters of its model part; the
+    ranks then own row blocks of each. With it a rank holds, and owns, flat shards. The last stage's copy
+    of a tied embedding is owned by the first stage alone and follows it.
 
-    Raises:
-        TypeError: an optimizer of Megatron that is not known here.
+    Collective: all ranks of the island make it together.
+
+    Attributes:
+        shards: what this rank owns, in the model's order.
     """
-    if isinstance(optimizer, DistributedOptimizer):
-        return _shards(optimizer, parameters)
-    if isinstance(optimizer, FP32Optimizer | Float16OptimizerWithFloat16Params):
-        return {name: Master(p, _whole(p), 0) for name, p in parameters.items()}
-    raise TypeError(f"no masters known for {type(optimizer).__name__}")
+
+    def __init__(self, island: Island, model: Any, optimizer: InnerOptimizer) -> None:
+        self._island = island
+        self._model = model
+        self._optimizer = optimizer
+        self._held = self._find()
+        # Where masters are flat shards, Megatron gathers the model weights over the data parallel ranks.
+        self._sharded = any(held.master.is_flat for held in self._held)
+        self._tied = self._tied_values()
+        self.shards = self._owned([held.shard for held in self._held if held.owned])
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Makes masters and model weights of all replicas follow the shards, bit for bit.
+
+        Collective: all ranks of the island.
+        In place: masters of other data parallel ranks, the last stage's tied embedding, model weights.
+        Memory: without the distributed optimizer 1/DP of this rank's masters.
+        """
+        # The copies inside a stage first: the first stage's embedding must be whole before it is sent.
+        if self._island.topology.dp > 1:
+            self._share_rows()
+        if self._tied is not None:
+            dist.broadcast(self._tied, group_src=0, group=parallel_state.get_embedding_group())
+        self.copy_to_model()
+
+    @torch.no_grad()
+    def copy_to_model(self) -> None:
+        """Makes the model weights follow the masters, where all replicas hold equal ones already.
+
+        Collective: all ranks of the island.
+        In place: model weights.
+        """
+        self._optimizer.copy_masters_to_model()
+        if self._sharded:
+            self._model.start_param_sync(force_sync=True)
+
+    def load(self, values: Sequence[Tensor]) -> None:
+        """Copies one fp32 value into each shard and publishes. Collective: all ranks of the island."""
+        for shard, value in zip(self.shards, values, strict=True):
+            shard.tensor.copy_(value)
+        self.publish()
+
+    @contextmanager
+    def temporarily(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Has other master values inside the `with` and restores the own ones exactly after it.
+
+        Collective: all ranks of the island, on entry and on exit.
+        Memory: a copy of the shards.
+
+        Args:
+            values: fp32, one for each shard, of its shape.
+        """
+        saved = [shard.tensor.clone() for shard in self.shards]
+        self.load(values)
+        try:
+            yield
+        finally:
+            self.load(saved)
+
+    def owned_state(self) -> dict[str, list[ParamShard]]:
+        """Masters and optimizer state that this rank owns, by kind (`master`, `exp_avg` ...): to save.
+
+        Over the island every element is there once for each tensor parallel replica. Views, no copies.
+        """
+        kinds = _by_kind(held for held in self._held if held.owned)
+        return {kind: self._owned(shards) for kind, shards in kinds.items()}
+
+    def held_state(self) -> dict[str, list[ParamShard]]:
+        """All masters and optimizer state that this rank holds, by kind: to fill from a checkpoint.
+
+        The copy of a tied embedding goes by the name of the embedding. Views, no copies.
+        """
+        return _by_kind(self._held)
+
+    def _find(self) -> list[_Held]:
+        masters = self._optimizer.masters()
+        tied = unwrap(self._model).share_embeddings_and_output_weights
+        found = []
+        for name, parameter in named_global_parameters(self._model).items():
+            if parameter in masters:
+                is_copy = tied and name == TIED_OUTPUT
+                shard = self._shard(EMBEDDING if is_copy else name, parameter, masters[parameter])
+                found.append(_Held(shard, masters[parameter], owned=not is_copy))
+        return found
+
+    def _shard(self, name: str, parameter: nn.Parameter, master: Master) -> ParamShard:
+        tp = self._island.topology.tp
+        tp_rank = self._island.coordinate.tp
+        swiglu = unwrap(self._model).config.gated_linear_unit
+        block = block_of(name, parameter, swiglu=swiglu, tp_rank=tp_rank, tp_size=tp)
+        replicated = tp > 1 and not is_tensor_parallel(parameter)
+        return ParamShard(
+            name=name,
+            tensor=master.values,
+            role=_role(name),
+            layer=layer_of(name),
+            replicated=replicated,
+            counted=not replicated or tp_rank == 0,
+            global_shape=block.global_shape,
+            offsets=block.offsets,
+            block_shape=block.shape,
+            start=master.start,
+        )
+
+    def _owned(self, shards: Sequence[ParamShard]) -> list[ParamShard]:
+        """This data parallel rank's part of what it holds; what it has no element of is left out."""
+        flat = {held.shard.name for held in self._held if held.master.is_flat}
+        parts = [shard if shard.name in flat else self._rows(shard) for shard in shards]
+        return [part for part in parts if part.tensor.numel() > 0]
+
+    def _rows(self, shard: ParamShard) -> ParamShard:
+        blocks = shard.tensor.tensor_split(self._island.topology.dp)
+        before = sum(block.numel() for block in blocks[: self._island.coordinate.dp])
+        return replace(shard, tensor=blocks[self._island.coordinate.dp], start=before)
+
+    def _share_rows(self) -> None:
+        """Each data parallel rank tells the others the row blocks that it owns."""
+        whole = [held.shard.tensor for held in self._held if held.owned and not held.master.is_flat]
+        if not whole:
+            return
+        group = parallel_state.get_data_parallel_group()
+        dp = self._island.topology.dp
+        for owner in range(dp):
+            blocks = [values.tensor_split(dp)[owner] for values in whole]
+            flat = torch.cat([block.flatten() for block in blocks])
+            dist.broadcast(flat, group_src=owner, group=group)
+            parts = torch.split(flat, [block.numel() for block in blocks])
+            for block, part in zip(blocks, parts, strict=True):
+                block.copy_(part.view_as(block))
+
+    def _tied_values(self) -> Tensor | None:
+        """What first and last stage exchange; None where no copy of the embedding exists.
+
+        Megatron gives a tied embedding a gradient bucket of its own, so with the distributed optimizer the
+        shards of the two stages cover the same elements; anything else would mix up tokens, hence the check.
+        """
+        last_stage = self._island.topology.pp - 1
+        tied = unwrap(self._model).share_embeddings_and_output_weights and last_stage > 0
+        if not tied or self._island.coordinate.pp not in (0, last_stage):
+            return None
+        shard = next(held.shard for held in self._held if held.shard.name == EMBEDDING)
+        group = parallel_state.get_embedding_group()
+        mine = (shard.start, shard.tensor.numel())
+        ranges: list[tuple[int, int] | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(ranges, mine, group=group)
+        if any(other != mine for other in ranges):
+            raise AssertionError(f"the stages shard the tied embedding differently: (start, numel) {ranges}")
+        return shard.tensor
 
 
-def _whole(parameter: nn.Parameter) -> Tensor:
-    if parameter.dtype == torch.float32:
-        return parameter.data  # the model's weight is its own master
-    master: Tensor = parameter.main_param  # type: ignore[attr-defined]
-    return master.data
+def _by_kind(masters: Iterable[_Held]) -> dict[str, list[ParamShard]]:
+    kinds: dict[str, list[ParamShard]] = {}
+    for held in masters:
+        for kind, tensor in {MASTER: held.master.values, **held.master.state}.items():
+            kinds.setdefault(kind, []).append(replace(held.shard, tensor=tensor))
+    return kinds
 
 
-def _shards(optimizer: DistributedOptimizer, parameters: dict[str, nn.Parameter]) -> dict[str, Master]:
-    held: dict[nn.Parameter, Tensor] = {}
-    for models, shards in (
-        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
-        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
-    ):
-        for model_group, shard_group in zip(models, shards, strict=True):
-            held.update(zip(model_group, shard_group, strict=True))
-    masters = {}
-    for name, parameter in parameters.items():
-        if parameter in held:
-            start = optimizer._get_model_param_range_map(parameter)["param"].start
-            masters[name] = Master(parameter, held[parameter].data, start)
-    return masters
+def _role(name: str) -> Role:
+    if layer_of(name) is not None:
+        return "layer"
+    return "embedding" if name.startswith("embedding.") else "head"

@@ -11,8 +11,18 @@ import torch
 
 from dilocox.checkpoint import files as checkpoint_files
 from dilocox.errors import CheckpointError
+from dilocox.param_shard import ShardState
 from tests.distributed.forkserver import run_ranks
-from tests.inner.runs import DP2_DISTRIBUTED, LAYOUTS, join_island, make_config, make_inner, train
+from tests.inner.runs import (
+    DP2_DISTRIBUTED,
+    LAYOUTS,
+    VOCAB_SIZE,
+    join_island,
+    make_config,
+    make_inner,
+    make_masters,
+    train,
+)
 
 DROPOUT = {"attention_dropout": 0.1, "hidden_dropout": 0.1}
 CASES = {
@@ -28,29 +38,47 @@ CASES = {
 }
 
 
-def _checkpoints(folder, island, fingerprint="f"):
+def _checkpoints(folder, inner, config):
     from dilocox.checkpoint.store import Checkpoints
 
-    return Checkpoints(Path(folder), island, fingerprint=fingerprint)
+    return Checkpoints(Path(folder), inner.island, config=config, vocab_size=VOCAB_SIZE)
 
 
 def _state(inner):
     from dilocox.checkpoint.store import TrainState
 
-    return TrainState(inner.model, inner.optimizer, inner.scheduler)
+    return TrainState(make_masters(inner), inner.optimizer, inner.scheduler)
 
 
-def _outer_state(rank, iteration):
-    return {"anchor": torch.full((3,), float(rank + iteration)), "step": iteration, "names": ["a", None]}
+def _outer_state(inner, iteration):
+    """What level 2 could give: one kind on all shards, one on those of a layer, and values of both sorts."""
+    rank = inner.island.rank
+    kinds = {"anchor": {}, "momentum": {}}
+    for shard in make_masters(inner).shards:
+        values = torch.full_like(shard.tensor, 0.0 if shard.replicated else rank)  # copies are equal
+        kinds["anchor"][shard.name] = values + iteration
+        if shard.layer == 0:
+            kinds["momentum"][shard.name] = values - iteration
+    return ShardState(
+        tensors=kinds,
+        common={"outer_step": iteration, "names": ["a", None]},
+        layout_bound={"basis": torch.full((3,), float(rank + iteration))},
+    )
+
+
+def _same(mine, other):
+    """Equality of nested values that hold tensors."""
+    if isinstance(mine, dict):
+        return mine.keys() == other.keys() and all(_same(mine[key], other[key]) for key in mine)
+    return torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
 
 
 def _save(checkpoints, inner, iteration, retain=5):
-    rank = inner.island.rank
     return checkpoints.save(
         iteration,
         _state(inner),
+        outer=_outer_state(inner, iteration),
         common={"consumed": 8 * iteration},
-        rank_state=_outer_state(rank, iteration),
         retain=retain,
     )
 
@@ -61,7 +89,7 @@ def _straight(rank, config):
 
 def _saving(rank, config, folder):
     inner = make_inner(config, join_island(rank, config))
-    checkpoints = _checkpoints(folder, inner.island)
+    checkpoints = _checkpoints(folder, inner, config)
     steps = []
     for iteration in (0, 2, 4):
         _save(checkpoints, inner, iteration)
@@ -76,12 +104,14 @@ def _resuming(rank, config, folder):
     for iteration, position in ((None, 4), (2, 2), (0, 0)):
         inner = make_inner(config, island)
         train(inner, config, range(10, 13))  # whatever was there before is replaced
-        loaded = _checkpoints(folder, island).load(_state(inner), iteration)
+        loaded = _checkpoints(folder, inner, config).load(_state(inner), iteration)
         assert loaded.iteration == position
+        assert loaded.layout_changed is None
         assert loaded.common == {"consumed": 8 * position}
-        expected = _outer_state(rank, position)
-        assert torch.equal(loaded.rank_state.pop("anchor"), expected.pop("anchor"))
-        assert loaded.rank_state == expected
+        expected = _outer_state(inner, position)
+        assert _same(loaded.outer.tensors, expected.tensors)
+        assert loaded.outer.common == expected.common
+        assert _same(loaded.outer.layout_bound, expected.layout_bound)
         resumed.append(train(inner, config, range(position, 6)))
     return resumed
 
@@ -98,10 +128,10 @@ def test_resuming_equals_never_having_stopped(case, tmp_path):
     assert resumed == [[steps[4:], steps[2:], steps] for steps in straight]
 
 
-def _refused(rank, config, folder, fingerprint):
+def _refused(rank, config, folder):
     inner = make_inner(config, join_island(rank, config))
     with pytest.raises(CheckpointError) as caught:
-        _checkpoints(folder, inner.island, fingerprint).load(_state(inner))
+        _checkpoints(folder, inner, config).load(_state(inner))
     return str(caught.value), train(inner, config, range(2))
 
 
@@ -112,25 +142,42 @@ def saved(tmp_path_factory):
     return folder
 
 
-def refusals(folder, parallel=None, fingerprint="f"):
+def refusals(folder, **sections):
     """Messages of the refusing ranks, after checking that nothing was loaded into the model."""
-    config = make_config(parallel=parallel or LAYOUTS["DP2"])
-    world_size = config.parallel.ranks_per_island
-    untouched = [steps[:2] for steps in run_ranks(_straight, world_size, config)]
-    results = run_ranks(_refused, world_size, config, str(folder), fingerprint)
+    config = make_config(parallel=LAYOUTS["DP2"], **sections)
+    untouched = [steps[:2] for steps in run_ranks(_straight, 2, config)]
+    results = run_ranks(_refused, 2, config, str(folder))
     assert [steps for _, steps in results] == untouched
     return [message for message, _ in results]
 
 
-def test_another_layout_is_refused_with_both(saved):
-    for message in refusals(saved, LAYOUTS["TP2"]):
-        assert (
-            "its layout is {'tp': 1, 'pp': 1, 'dp': 2}, this run's is {'tp': 2, 'pp': 1, 'dp': 1}" in message
-        )
+def test_other_settings_are_refused_by_name_with_both_values(saved):
+    other = {"inner": {"clip_grad": 0.5}, "model": {"init_method_std": 0.03}}
+    for message in refusals(saved, **other):
+        assert "belongs to another run: " in message
+        assert "model.init_method_std is 0.02 there, 0.03 here; " in message
+        assert message.endswith("inner.clip_grad is 1.0 there, 0.5 here")
 
 
-def test_another_configuration_is_refused_with_both_fingerprints(saved):
-    assert all("its fingerprint is f, this run's is g" in text for text in refusals(saved, fingerprint="g"))
+def change_identity(folder, **fields):
+    path = folder / "iter_0000004" / "dilocox.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_another_vocabulary_is_refused(saved, tmp_path):
+    folder = copy_of(saved, tmp_path)
+    change_identity(folder, vocab_size=62)
+    for message in refusals(folder):
+        assert "the tokenizer's vocabulary is 62 there, 61 here" in message
+
+
+def test_the_format_of_version_0_1_0_is_refused_with_the_version_that_reads_it(saved, tmp_path):
+    folder = copy_of(saved, tmp_path)
+    # as commit ea94644 wrote it, in all that is read before the refusal
+    old = {"format": 1, "fingerprint": "f", "layout": {"tp": 1, "pp": 1, "dp": 2}, "iteration": 4}
+    (folder / "iter_0000004" / "dilocox.json").write_text(json.dumps(old | {"common": {}, "files": {}}))
+    for message in refusals(folder):
+        assert "has format 1, which version 0.1.0 (commit ea94644) of dilocox reads" in message
 
 
 def copy_of(saved, tmp_path):
@@ -159,7 +206,7 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def _full_disk(rank, config, folder):
     inner = make_inner(config, join_island(rank, config))
-    checkpoints = _checkpoints(folder, inner.island)
+    checkpoints = _checkpoints(folder, inner, config)
     _save(checkpoints, inner, 0)
     steps = train(inner, config, range(2))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -187,11 +234,15 @@ def test_what_a_checkpoint_is_can_be_read_without_torch(saved):
     files = checkpoint_files.contents(saved / "iter_0000002")
     del files["dilocox.json"]
     identity = json.loads((saved / "iter_0000002" / "dilocox.json").read_text())
+    config = make_config(parallel=LAYOUTS["DP2"])
+    assert identity.pop("settings") == config.model_dump()
+    assert identity.pop("inner")["optimizer"] == {"num_steps": 2, "loss_scale": {}}
     assert identity == {
-        "format": 1,
-        "fingerprint": "f",
-        "layout": {"tp": 1, "pp": 1, "dp": 2},
+        "format": 2,
+        "layout": {"tp": 1, "pp": 1, "dp": 2, "distributed_optimizer": False},
+        "vocab_size": VOCAB_SIZE,
         "iteration": 2,
+        "outer": {"outer_step": 2, "names": ["a", None]},
         "common": {"consumed": 16},
         "files": files,
     }

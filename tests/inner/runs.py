@@ -74,6 +74,12 @@ def make_inner(config: Config, island: Island):
     return Inner(config, island, build_model(config, island, vocab_size=VOCAB_SIZE))
 
 
+def make_masters(inner):
+    from dilocox.inner.masters import MasterWeights
+
+    return MasterWeights(inner.island, inner.model, inner.optimizer)
+
+
 def make_batch(config: Config, island: Island, step: int):
     """Microbatches of this rank: noisy counting sequences with about a tenth of the tokens masked."""
     generator = torch.Generator().manual_seed(step)

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from tests.distributed.forkserver import run_ranks
-from tests.inner.runs import DP2_DISTRIBUTED, LAYOUTS, join_island, make_batch, make_config, make_inner, train
+from tests.inner.runs import (
+    DP2_DISTRIBUTED,
+    LAYOUTS,
+    join_island,
+    make_batch,
+    make_config,
+    make_inner,
+    make_masters,
+    train,
+)
 
 CASES = {
     "one": ({}, "fp32"),
@@ -39,17 +48,15 @@ def model_bits(inner):
 
 def change(shard, tp_rank):
     """The same noise on all equal copies of a shard, other noise elsewhere."""
-    key = f"{shard.name}/{0 if shard.replicated else tp_rank}"
+    key = f"{shard.label}/{0 if shard.replicated else tp_rank}"
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     shard.tensor.add_(torch.randn(shard.tensor.shape, generator=generator), alpha=0.01)
 
 
 def _publish(rank, config):
-    from dilocox.inner.master_weights import MasterWeights
-
     island = join_island(rank, config)
     inner = make_inner(config, island)
-    masters = MasterWeights(island, inner.model, inner.optimizer)
+    masters = make_masters(inner)
     train(inner, config, range(2))
     trained = model_bits(inner)
     masters.publish()
@@ -135,10 +142,8 @@ def test_pieces_say_what_they_are(ranks):
 
 def _learned(rank, config):
     """Validation losses: of the anchor, after training, of the anchor again, of the trained weights again."""
-    from dilocox.inner.master_weights import MasterWeights
-
     inner = make_inner(config, join_island(rank, config))
-    masters = MasterWeights(inner.island, inner.model, inner.optimizer)
+    masters = make_masters(inner)
     anchors = [shard.tensor.clone() for shard in masters.shards]
     batches = [make_batch(config, inner.island, 500)]
     first = inner.evaluate(batches)

@@ -49,7 +49,7 @@ class FragmentReducer:
         self._feedback: ErrorFeedback | None = None
         self._server: GatherErrorFeedback | None = None
         if config.error_feedback:
-            self._feedback = ErrorFeedback([p.name for p in shards], [p.tensor for p in shards])
+            self._feedback = ErrorFeedback([p.label for p in shards], [p.tensor for p in shards])
             # the factors of two low-rank rounds have other bases: their gather loss cannot be carried over
             self._server = GatherErrorFeedback() if config.codec != "low_rank" else None
 
@@ -187,9 +187,9 @@ def _compressor(config: OuterConfig, shards: Sequence[ParamShard]) -> Compressor
     if config.codec != "low_rank":
         return DenseCompressor()
     return LowRankCompressor(
-        [shard.name for shard in shards],
+        [shard.label for shard in shards],
         rank=config.codec_rank,
         adaptive=config.adaptive_rank,
         # their tensor parallel ranks adapt on their own, and copies must stay equal
-        always_dense=[shard.name for shard in shards if shard.replicated],
+        always_dense=[shard.label for shard in shards if shard.replicated],
     )
