@@ -104,7 +104,7 @@ class WanDataParallel(NoOuterLoop):
         gradients = [buffer.detach().float() for buffer in self._buffers()]
         shards = [ParamShard(f"gradients[{i}]", g, "layer", 0, False, True) for i, g in enumerate(gradients)]
         if self._averaging is None:
-            self._averaging = FragmentReducer.exact(0, shards, island=self._hello.island)
+            self._averaging = FragmentReducer.exact(shards, island=self._hello.island)
         by_tokens = self._config.island_weights == "by_tokens"
         hello = replace(
             self._hello,

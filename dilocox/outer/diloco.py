@@ -241,7 +241,7 @@ class DilocoLoop:
         else:
             if outcome.healed is not None:
                 self._adopt(outcome.healed, flight.inner_step)
-            averaging.commit(outcome.sent, outcome.average, listened=outcome.weight == 0)
+            averaging.commit(outcome.sent, outcome.average, observed=outcome.weight == 0)
             if outcome.weight > 0:
                 fragment.guard.remember(outcome.norm)
         self._num_applied = self._exchange.wan.step

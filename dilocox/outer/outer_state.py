@@ -49,7 +49,7 @@ class OuterState:
         owned = [[shards[i] for i in fragment] for fragment in indices]
         self.schedule = Schedule.from_config(config)
         self.fragments = [FragmentState(config, p, own, optimizer) for p, own in enumerate(owned)]
-        self.averaging = [FragmentReducer(config, p, own, island=island) for p, own in enumerate(owned)]
+        self.averaging = [FragmentReducer(config, own, island=island) for own in owned]
         self.device = shards[0].tensor.device if shards else torch.device("cpu")
         self._indices = [list(fragment) for fragment in indices]
         self._island = island
@@ -112,7 +112,7 @@ class OuterState:
             fragment.adopt(theirs)
             fragment.reset()
         for averaging, theirs in zip(self.averaging, state["averaging"], strict=True):
-            averaging.adopt(theirs)
+            averaging.load_shared_state(theirs)
         self._set_phases(state["phases"])
 
     def state_dict(self) -> State:

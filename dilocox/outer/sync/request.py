@@ -57,7 +57,7 @@ class Proposals:
             hello=self._to_sync(fragment.number, inner_step),
             deltas=[anchor.clone() for anchor in fragment.anchor],
             shards=fragment.shards,
-            averaging=FragmentReducer.exact(fragment.number, fragment.shards, island=self._hello.island),
+            averaging=FragmentReducer.exact(fragment.shards, island=self._hello.island),
             judge=lambda norm: None,
         )
 

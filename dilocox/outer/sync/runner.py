@@ -20,6 +20,7 @@ from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.wan.base import Member, QuorumSession, Wan
+from dilocox.outer.wan.header import SyncId
 from dilocox.param_shard import ParamShard
 
 _RETRY_PAUSE_S = 0.2
@@ -222,7 +223,13 @@ class SyncRunner:
         outcome.weight = transport.weights[transport.index]
         try:
             sent = proposal.averaging.compensate(proposal.deltas)
-            average = proposal.averaging.average(sent, transport, proposal.hello)
+            hello = proposal.hello
+            average = proposal.averaging.reduce(
+                sent,
+                transport,
+                sync=SyncId(hello.run_id, hello.fragment, hello.outer_step),
+                inner_step=hello.inner_step,
+            )
         except WanError:
             session.commit(False)
             raise
