@@ -14,7 +14,7 @@ from dilocox.outer.reduce.all_reduce import COLLECTIVES, Wire, all_reduce_mean
 from dilocox.outer.reduce.predicted import _STRATEGIES, WireCodecs, allreduce_bytes
 from dilocox.outer.wan.header import SyncId
 from dilocox.outer.wan.loopback import LoopbackHub
-from tests.outer.codec.bounds import error_bound
+from tests.outer.codec.bounds import mean_bound
 from tests.outer.codec.building import WIRE_CODECS, build_codec, flat_grids, rows
 from tests.outer.wan.islands import hello, run_islands
 
@@ -55,13 +55,9 @@ def random_inputs(count, sizes, scale=1e-3):
 
 
 def total_bound(codec, gather, xs, weights):
-    """Each island's encoding errs by its bound, weighted; three islands and more encode the mean again."""
-    total = sum(weights)
-    bound = sum(w / total * error_bound(codec, 64, x) for w, x in zip(weights, xs, strict=True))
-    mean = sum(w / total * x.double() for w, x in zip(weights, xs, strict=True))
-    if len(xs) >= 3:
-        bound = bound + error_bound(gather, 64, mean.abs() + bound)
-    return mean, bound + 1e-6 * sum(x.double().abs() for x in xs)
+    (grid,) = rows(xs[0].numel())
+    pairs = list(zip(weights, xs, strict=True))
+    return mean_bound(pairs, names=(codec, gather), block_size=64, grid=grid)
 
 
 @pytest.mark.parametrize("codec", WIRE_CODECS)
