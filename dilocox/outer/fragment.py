@@ -176,12 +176,13 @@ class Fragment:
         self.num_syncs, self.num_contributions = common["num_syncs"], common["num_contributions"]
         self.num_tokens = common["num_tokens"]
         self.guard.load_state_dict(common["norms"])
-        self.reducer.load_state_dict(ShardState(state.tensors, common["reducer"], state.layout_bound))
+        tensors = self._own(state.tensors)
+        self.reducer.load_state_dict(ShardState(tensors, common["reducer"], state.layout_bound))
         if not self.shards:
             return
-        self._store.set(self.in_order(state.tensors["anchor"]))
-        self._optimizer.load(self._with_prefix("optimizer.", state), common["optimizer"])
-        self.mode.load(self._with_prefix("mode.", state), common["mode"])
+        self._store.set(self.in_order(tensors["anchor"]))
+        self._optimizer.load(self._with_prefix("optimizer.", tensors), common["optimizer"])
+        self.mode.load(self._with_prefix("mode.", tensors), common["mode"])
 
     def in_order(self, by_name: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors of this fragment in the order of its shards."""
@@ -191,13 +192,23 @@ class Fragment:
         names = [shard.name for shard in self.shards]
         return dict(zip(names, values, strict=True))
 
-    def _with_prefix(self, prefix: str, state: ShardState) -> dict[str, list[Tensor]]:
-        """Kinds with a prefix that this fragment has; another one may have more, such as a momentum."""
-        first = self.shards[0].name
+    def _own(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """What belongs to this fragment; another one may have more kinds, such as a momentum."""
+        names = {shard.name for shard in self.shards}
+        own = {
+            kind: {name: tensor for name, tensor in by_name.items() if name in names}
+            for kind, by_name in tensors.items()
+        }
+        return {kind: by_name for kind, by_name in own.items() if by_name}
+
+    def _with_prefix(
+        self, prefix: str, tensors: Mapping[str, Mapping[str, Tensor]]
+    ) -> dict[str, list[Tensor]]:
+        """Kinds with a prefix, without it; one tensor per shard."""
         return {
             kind.removeprefix(prefix): self.in_order(by_name)
-            for kind, by_name in state.tensors.items()
-            if kind.startswith(prefix) and first in by_name
+            for kind, by_name in tensors.items()
+            if kind.startswith(prefix)
         }
 
 

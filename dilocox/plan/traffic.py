@@ -10,15 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 from dilocox.config.schema import Config
-from dilocox.outer.codec.sizes import allreduce_bytes, low_rank_numels
+from dilocox.outer.codec.grid import BlockGrid
+from dilocox.outer.codec.registry import CODECS, CodecEntry
 from dilocox.outer.fragments import assign, group
+from dilocox.outer.reduce.predicted import WireCodecs, allreduce_bytes
 from dilocox.shapes import ParameterShape, stage_parameters
 from dilocox.topology import Topology
 
-Shape = tuple[int, ...]
+
+@dataclass(frozen=True)
+class OwnedShape:
+    """What a rank owns of one parameter.
+
+    Attributes:
+        shape: of its shard.
+        grid: blocks of its shard.
+        replicated: the other tensor parallel ranks have equal copies.
+    """
+
+    shape: tuple[int, ...]
+    grid: BlockGrid
+    replicated: bool
 
 
 @dataclass(frozen=True)
@@ -65,18 +80,15 @@ class Traffic:
     def sync_bytes(self, fragment: int, rank: int) -> int:
         """Payload bytes, headers included, that one rank sends in one sync of a fragment."""
         coordinate = self.topology.coordinate(rank)
-        shapes = self._owned(self.fragments[coordinate.pp][fragment], coordinate.dp)
+        owned = self._owned(self.fragments[coordinate.pp][fragment], coordinate.dp)
         outer = self.config.outer
-        return sum(
-            allreduce_bytes(
-                "int4" if outer.codec == "low_rank" else outer.codec,
-                gather_codec=outer.gather_codec,
-                block_size=outer.codec_block_size,
-                numels=numels,
-                num_islands=self.topology.num_islands,
-            )
-            for numels in self._rounds(shapes)
-        )
+        carrier = CODECS.carrier(outer.codec)
+        gather = CODECS.get(outer.gather_codec) if outer.gather_codec else carrier
+        # Replicated matrices are averaged as they are, like vectors, see `codec/low_rank.py`.
+        shapes = [(prod(one.shape),) if one.replicated else one.shape for one in owned]
+        grids = [one.grid for one in owned]
+        passes = CODECS.get(outer.codec).pass_grids(shapes, grids, outer.codec_rank)
+        return sum(self._allreduce_bytes(carrier, gather, one_pass) for one_pass in passes)
 
     def fp32_sync_bytes(self, fragment: int, rank: int) -> int:
         """The same for a sync in fp32."""
@@ -93,31 +105,42 @@ class Traffic:
         per_host = self.topology.ranks_per_island // self.config.parallel.nodes_per_island
         return range(host * per_host, (host + 1) * per_host)
 
-    def _fp32_bytes(self, shapes: Sequence[Shape]) -> int:
-        return allreduce_bytes(
-            "none",
-            block_size=self.config.outer.codec_block_size,
-            numels=[prod(shape) for shape in shapes],
-            num_islands=self.topology.num_islands,
-        )
+    def edges(self, parameter: ParameterShape) -> list[int]:
+        """Columns at which tensor parallel ranks or flat shards of a parameter meet."""
+        whole = parameter.shape_on_rank(self.topology.tp)
+        row = whole[-1]
+        is_split = self.topology.tp > 1 and parameter.split_dim == len(whole) - 1
+        starts = [self._cut(whole, dp_rank)[0] % row for dp_rank in range(self.topology.dp)]
+        return [edge for edge in (row if is_split else 0, *starts) if edge]
 
-    def _rounds(self, shapes: Sequence[Shape]) -> list[list[int]]:
-        outer = self.config.outer
-        if outer.codec == "low_rank":
-            return low_rank_numels(shapes, outer.codec_rank)
-        return [[prod(shape) for shape in shapes]]
+    def _fp32_bytes(self, owned: Sequence[OwnedShape]) -> int:
+        exact = CODECS.get("none")
+        return self._allreduce_bytes(exact, exact, [one.grid for one in owned])
 
-    def _owned(self, parameters: Sequence[ParameterShape], dp_rank: int) -> list[Shape]:
-        """Shapes of the shards of a data parallel rank: row blocks, or flat shards."""
-        dp, shapes = self.topology.dp, []
+    def _allreduce_bytes(self, codec: CodecEntry, gather: CodecEntry, grids: Sequence[BlockGrid]) -> int:
+        codecs = WireCodecs(codec, gather, self.config.outer.codec_block_size)
+        return allreduce_bytes(codecs, grids, num_islands=self.topology.num_islands)
+
+    def _owned(self, parameters: Sequence[ParameterShape], dp_rank: int) -> list[OwnedShape]:
+        """Shards of a data parallel rank: row blocks, or flat shards."""
+        found = []
         for parameter in parameters:
             whole = parameter.shape_on_rank(self.topology.tp)
-            if self.config.parallel.use_distributed_optimizer:
-                whole = (prod(whole),)
-            rows = whole[0] // dp + (dp_rank < whole[0] % dp)
-            if rows:
-                shapes.append((rows, *whole[1:]))
-        return shapes
+            start, shape = self._cut(whole, dp_rank)
+            if prod(shape):
+                grid = BlockGrid.of_shape(whole, numel=prod(shape), start=start)
+                replicated = self.topology.tp > 1 and parameter.split_dim is None
+                found.append(OwnedShape(shape, grid, replicated))
+        return found
+
+    def _cut(self, whole: tuple[int, ...], dp_rank: int) -> tuple[int, tuple[int, ...]]:
+        """First element and shape of a data parallel rank's shard of a tensor parallel rank's block."""
+        dp = self.topology.dp
+        if self.config.parallel.use_distributed_optimizer:
+            whole = (prod(whole),)
+        rows = whole[0] // dp + (dp_rank < whole[0] % dp)
+        first = dp_rank * (whole[0] // dp) + min(dp_rank, whole[0] % dp)
+        return first * prod(whole[1:]), (rows, *whole[1:])
 
 
 @dataclass(frozen=True)
@@ -155,3 +178,28 @@ def island_outer_step_bytes(traffic: Traffic) -> int:
         for fragment in range(traffic.config.outer.num_fragments)
         for rank in range(traffic.topology.ranks_per_island)
     )
+
+
+def uneven_blocks(traffic: Traffic) -> str | None:
+    """Tells which parameters are cut into other blocks under another layout, and what would help.
+
+    Blocks start at rows and at the edges of tensor parallel ranks and shards; where an edge is no multiple
+    of the block, the lossy values depend on the layout. With the distributed optimizer edges are estimated.
+
+    Returns: one line; None if all layouts with this one's edges cut the same blocks, or the codec has none.
+    """
+    outer = traffic.config.outer
+    entry = CODECS.get(outer.codec)
+    if entry.carrier is not None or not entry.has_blocks or outer.method != "diloco":
+        return None
+    names, common = [], outer.codec_block_size
+    for parameter in (parameter for stage in traffic.stages for parameter in stage):
+        edges = traffic.edges(parameter)
+        if any(edge % outer.codec_block_size for edge in edges):
+            names.append(parameter.name)
+        common = gcd(common, *edges)
+    if not names:
+        return None
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    help_text = f"use codec_block_size {common}" if common >= 8 and common % 8 == 0 else "no block size helps"
+    return f"blocks differ between layouts for {listed}; {help_text}"

@@ -2,7 +2,7 @@
 
 arXiv 2506.21263 leaves the definition of the effective rank open (algorithms.md section 4.3). Here it is the
 number of singular values that hold `ENERGY` of the squared norm of what was decoded. Unlike the entropy
-rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in every round.
+rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in every sync.
 Everything is computed from averaged factors, so all islands come to the same rank.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ ENERGY = 0.95
 """Share of the energy; below the 0.99 or so that int4 factors carry faithfully."""
 
 WINDOW = 5
-"""c: rounds that the rank is averaged over."""
+"""c: syncs that the rank is averaged over."""
 
 
 def effective_rank(factor: Tensor) -> int:
@@ -60,7 +61,7 @@ class AdaptiveRank:
         return self.rank / self._initial
 
     def update(self, effective: float) -> None:
-        """A committed round.
+        """Takes note of a committed sync.
 
         Args:
             effective: its effective rank, equal on all islands and on the ranks of an island.
@@ -70,14 +71,11 @@ class AdaptiveRank:
         if len(self._window) == WINDOW:  # until then r_1: the first bases are random and say little
             self.rank = min(max(round(sum(self._window) / WINDOW), 1), self._initial)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Rank and window."""
-        return {
-            "rank": torch.tensor(self.rank),
-            "window": torch.tensor(list(self._window), dtype=torch.float64),
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """Rank and window, as plain values."""
+        return {"rank": self.rank, "window": list(self._window)}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a saved state."""
         self.rank = int(state["rank"])
-        self._window = deque(state["window"].tolist(), maxlen=WINDOW)
+        self._window = deque(map(float, state["window"]), maxlen=WINDOW)

@@ -5,7 +5,7 @@ Two shapes of compression meet here:
 * a `Codec` turns a list of tensors into bytes, block by block; blocks never straddle tensors, so equal
   tensors give equal bytes wherever they are (replicas of a weight stay bit-identical);
 * a `Compressor` says *what* is averaged: the pseudo-gradient itself (dense), or its low-rank factors in
-  two rounds. It is a generator that yields tensors to average and is sent the result, so the collective
+  two passes. It is a generator that yields tensors to average and is sent the result, so the collective
   stays outside and a test can drive several islands in lockstep from a list.
 """
 
@@ -13,76 +13,91 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dilocox.errors import MessageError
-from dilocox.outer.codec.sizes import message_bytes
+from dilocox.outer.codec.grid import BlockGrid
+from dilocox.outer.codec.registry import CodecEntry
+
+if TYPE_CHECKING:
+    from dilocox.config.schema import OuterConfig
+    from dilocox.param_shard import ParamShard
 
 
 @dataclass(frozen=True)
 class MeanResult:
-    """Result of one averaging round.
+    """Result of one averaging pass.
 
     Attributes:
         mean: weighted mean over the islands, as every island decodes it; fp32, shapes as put in.
-        own: what the other islands decoded from this island's message; equals the input for `none`.
+        own_decoded: what the other islands decoded from this island's message; equals the input for
+            `none`.
     """
 
     mean: list[Tensor]
-    own: list[Tensor]
+    own_decoded: list[Tensor]
 
 
 class Codec(ABC):
-    """A block codec: fp32 tensors to one message and back.
+    """fp32 tensors to one message and back.
 
     Tensors must be finite: level 2 guards before it encodes. A NaN or an infinity decodes to NaN or
     infinity, so that nothing hides it; other blocks are not touched by it.
 
-    Attributes:
-        name: name in the configuration.
-        block_size: values that share one scale. Cutting a tensor at multiples of it changes no code.
+    Args:
+        entry: the registered facts; they fix name, wire id and length of the messages.
+        block_size: values that share one scale. Cutting a tensor at blocks changes no code.
     """
 
-    name: str
-    block_size: int
+    def __init__(self, entry: CodecEntry, block_size: int) -> None:
+        self.entry = entry
+        self.block_size = block_size
 
-    def num_bytes(self, numels: Sequence[int]) -> int:
-        """Length of the message for tensors of these sizes."""
-        return message_bytes(self.name, self.block_size, numels)
+    @property
+    def name(self) -> str:
+        """Name in the configuration."""
+        return self.entry.name
 
-    def encode(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns: uint8 [num_bytes(numels)] on the tensors' device. Tensors are fp32, any shape."""
+    @property
+    def num_fallbacks(self) -> int:
+        """Calls that ran slower than they should because a kernel could not be compiled."""
+        return 0
+
+    def num_bytes(self, grids: Sequence[BlockGrid]) -> int:
+        """Length of the message for tensors with these blocks."""
+        return self.entry.num_bytes(grids, self.block_size)
+
+    def encode(self, tensors: Sequence[Tensor], grids: Sequence[BlockGrid]) -> Tensor:
+        """Returns: uint8 [num_bytes(grids)] on the tensors' device. Tensors are fp32, any shape."""
         device = tensors[0].device if tensors else torch.device("cpu")
-        num_bytes = self.num_bytes([tensor.numel() for tensor in tensors])
-        message = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self.encode_into(tensors, message)
+        message = torch.empty(self.num_bytes(grids), dtype=torch.uint8, device=device)
+        self.encode_into(tensors, grids, message)
         return message
 
-    def decode(self, message: Tensor, numels: Sequence[int]) -> list[Tensor]:
-        """Returns: one fp32 1-D tensor for each entry of numels.
+    def decode(self, message: Tensor, grids: Sequence[BlockGrid]) -> list[Tensor]:
+        """Returns: one fp32 1-D tensor for each grid.
 
         Raises:
-            MessageError: the message's length does not fit numels.
+            MessageError: the message's length does not fit the grids.
         """
-        outputs = [torch.empty(numel, dtype=torch.float32, device=message.device) for numel in numels]
-        self.decode_into(message, outputs)
+        outputs = [torch.empty(grid.numel, dtype=torch.float32, device=message.device) for grid in grids]
+        self.decode_into(message, grids, outputs)
         return outputs
 
     @abstractmethod
-    def encode_into(self, tensors: Sequence[Tensor], message: Tensor) -> None:
+    def encode_into(self, tensors: Sequence[Tensor], grids: Sequence[BlockGrid], message: Tensor) -> None:
         """Encodes into a buffer of `num_bytes` that starts at a multiple of 8 bytes."""
 
     @abstractmethod
-    def decode_into(self, message: Tensor, outputs: Sequence[Tensor]) -> None:
+    def decode_into(self, message: Tensor, grids: Sequence[BlockGrid], outputs: Sequence[Tensor]) -> None:
         """Decodes into contiguous fp32 tensors; the message starts at a multiple of 8 bytes.
 
         Raises:
-            MessageError: the message's length does not fit the outputs.
+            MessageError: the message's length does not fit the grids.
         """
 
     def reseed(self, seed: int) -> None:  # noqa: B027  # most codecs have nothing to seed
@@ -95,8 +110,9 @@ class Codec(ABC):
             seed: equal on the ranks of an island, different between islands.
         """
 
-    def _check_length(self, message: Tensor, numels: Sequence[int]) -> None:
-        expected = self.num_bytes(numels)
+    def check_length(self, message: Tensor, grids: Sequence[BlockGrid]) -> None:
+        """Raises a `MessageError` if the message's length does not fit the grids."""
+        expected = self.num_bytes(grids)
         if message.numel() != expected:
             raise MessageError(
                 f"payload length is {message.numel()} bytes, expected {expected} ({self.name})"
@@ -106,41 +122,67 @@ class Codec(ABC):
 CompressorPasses = Generator[list[Tensor], MeanResult, MeanResult]
 
 
-class Compressor(Protocol):
-    """Averages a fragment's pseudo-gradient in one or more rounds.
+@dataclass(frozen=True)
+class CompressorState:
+    """What a compressor has learnt; equal on all islands of one layout.
 
-    What it learns from a round (warm start, rank) takes effect in `commit`, equally on all islands; its
-    `state_dict` is shared state and goes to an island that is healed.
+    Attributes:
+        common: plain JSON-able values, equal on all ranks of the island.
+        layout_bound: tensors that only ranks of the same layout can read.
     """
 
-    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
+    common: dict[str, Any] = field(default_factory=dict)
+    layout_bound: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Compressor(Protocol):
+    """Averages a fragment's pseudo-gradient in one or more passes.
+
+    What it learns from a sync (warm start, rank) takes effect in `commit`, equally on all islands; its
+    `state_dict` is shared state and goes to an island that is healed.
+
+    Attributes:
+        interval_scale: sync interval over its initial value, as the compressor suggests; None = as set.
+    """
+
+    @property
+    def interval_scale(self) -> float | None: ...
+
+    def passes(self, tensors: list[Tensor]) -> CompressorPasses:
         """Yields tensors to average; is sent their `MeanResult`; returns the `MeanResult` of the input."""
 
-    def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Sizes of the tensors that the next `rounds` yields, for predicted bytes."""
+    def pass_grids(
+        self, shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid]
+    ) -> list[list[BlockGrid]]:
+        """Grids of the tensors that the next `passes` yields."""
 
     def commit(self) -> None:
-        """The sync of the last `rounds` was committed."""
+        """The sync of the last `passes` was committed."""
 
     def discard(self) -> None:
-        """The sync of the last `rounds` failed: nothing has changed."""
+        """The sync of the last `passes` failed: nothing has changed."""
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Warm-start state that must survive a checkpoint."""
+    def state_dict(self) -> CompressorState:
+        """Warm-start state that must survive a checkpoint. Not copies."""
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+    def load_state_dict(self, state: CompressorState) -> None:
+        """Continues from a saved or another island's state; without layout-bound tensors they start anew."""
 
 
 class DenseCompressor:
-    """Averages the pseudo-gradient itself, in one round."""
+    """Averages the pseudo-gradient itself, in one pass."""
 
-    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
-        """One round over the input."""
+    interval_scale = None
+
+    def passes(self, tensors: list[Tensor]) -> CompressorPasses:
+        """One pass over the input."""
         return (yield tensors)
 
-    def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+    def pass_grids(
+        self, shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid]
+    ) -> list[list[BlockGrid]]:
         """The tensors themselves."""
-        return [[prod(shape) for shape in shapes]]
+        return [list(grids)]
 
     def commit(self) -> None:
         """Nothing to keep."""
@@ -148,11 +190,17 @@ class DenseCompressor:
     def discard(self) -> None:
         """Nothing to undo."""
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> CompressorState:
         """Empty."""
-        return {}
+        return CompressorState()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: CompressorState) -> None:
         """Accepts the empty state alone: anything else was saved by another compressor."""
-        if state:
-            raise ValueError(f"a dense compressor has no state, got {sorted(state)}")
+        if state.common or state.layout_bound:
+            held = sorted([*state.common, *state.layout_bound])
+            raise ValueError(f"a dense compressor has no state, got {held}")
+
+
+def build_dense(config: OuterConfig, shards: Sequence[ParamShard]) -> DenseCompressor:
+    """See `CodecEntry.compressor`."""
+    return DenseCompressor()

@@ -1,4 +1,4 @@
-"""The codecs with one scale a block: int8, int4, nf4, e3m0. Level 2.
+"""The codecs with one scale per block: int8, int4, nf4, e3m0. Level 2.
 
 Message: the scales of all blocks (bf16), then the codes of all tensors, each tensor starting at a byte.
 """
@@ -13,19 +13,23 @@ from torch import Tensor
 from dilocox.outer.codec.base import Codec
 from dilocox.outer.codec.blocked import BlockedKernels
 from dilocox.outer.codec.compiled import CompiledKernels
-from dilocox.outer.codec.formats import Format
+from dilocox.outer.codec.formats import Format, build_format
+from dilocox.outer.codec.grid import BlockGrid
+from dilocox.outer.codec.irregular import PaddedKernels
 from dilocox.outer.codec.kernels import Kernels
 from dilocox.outer.codec.noise import Noise
-from dilocox.outer.codec.sizes import SCALE_BYTES, num_blocks
+from dilocox.outer.codec.registry import CodecEntry
+from dilocox.outer.codec.sizes import SCALE_BYTES, ScaledSizes
 
 
 class BlockCodec(Codec):
     """Absmax blocks with a format's codes.
 
-    A tensor's last block may be short and is sent short. Encoding depends on nothing but the values and
-    the block grid, so replicas of a weight stay bit-identical wherever their blocks are encoded.
+    A short block is sent short. Encoding depends on nothing but the values and the blocks, so replicas of
+    a weight stay bit-identical wherever their blocks are encoded.
 
     Args:
+        entry: name, wire id and sizes; its sizes must be those of the format.
         form: what the codes mean.
         block_size: values that share one scale; a multiple of 8.
         noise: stochastic rounding; None = nearest.
@@ -33,63 +37,101 @@ class BlockCodec(Codec):
     """
 
     def __init__(
-        self, form: Format, block_size: int, noise: Noise | None = None, kernels: Kernels | None = None
+        self,
+        entry: CodecEntry,
+        form: Format,
+        *,
+        block_size: int,
+        noise: Noise | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         if block_size % 8:
             raise ValueError(f"block_size must be a multiple of 8, got {block_size}")
-        self.name = form.name
-        self.block_size = block_size
+        super().__init__(entry, block_size)
         self.form = form
+        self._sizes = ScaledSizes(form.bits)
         self._noise = noise
         self._fixed = kernels
         self._by_device: dict[str, Kernels] = {}
 
-    def encode_into(self, tensors: Sequence[Tensor], message: Tensor) -> None:
-        """See `Codec.encode_into`."""
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        self._check_length(message, [tensor.numel() for tensor in flat])
-        for rows, scales, payload in self._regions(message, flat):
-            self._kernels(rows).encode(rows, scales, payload, self._noise)
+    @property
+    def num_fallbacks(self) -> int:
+        """See `Codec.num_fallbacks`."""
+        served = list(self._by_device.values()) if self._fixed is None else [self._fixed]
+        return sum(kernels.num_fallbacks for kernels in served)
 
-    def decode_into(self, message: Tensor, outputs: Sequence[Tensor]) -> None:
+    def encode_into(self, tensors: Sequence[Tensor], grids: Sequence[BlockGrid], message: Tensor) -> None:
+        """See `Codec.encode_into`."""
+        self.check_length(message, grids)
+        for tensor, grid, scales, payload in self._parts(message, tensors, grids):
+            values = tensor.reshape(-1)
+            kernels = self._kernels(values.device.type)
+            if not grid.is_regular(self.block_size):
+                padded = PaddedKernels(kernels, grid, self.block_size, self.form.bits)
+                padded.encode(values, scales, payload, self._noise)
+                continue
+            for rows, row_scales, row_payload in self._regions(values, scales, payload):
+                kernels.encode(rows, row_scales, row_payload, self._noise)
+
+    def decode_into(self, message: Tensor, grids: Sequence[BlockGrid], outputs: Sequence[Tensor]) -> None:
         """See `Codec.decode_into`."""
-        flat = [tensor.view(-1) for tensor in outputs]
-        self._check_length(message, [tensor.numel() for tensor in flat])
-        for rows, scales, payload in self._regions(message, flat):
-            self._kernels(rows).decode(scales, payload, rows)
+        self.check_length(message, grids)
+        for tensor, grid, scales, payload in self._parts(message, outputs, grids):
+            values = tensor.view(-1)
+            kernels = self._kernels(values.device.type)
+            if not grid.is_regular(self.block_size):
+                PaddedKernels(kernels, grid, self.block_size, self.form.bits).decode(scales, payload, values)
+                continue
+            for rows, row_scales, row_payload in self._regions(values, scales, payload):
+                kernels.decode(row_scales, row_payload, rows)
 
     def reseed(self, seed: int) -> None:
         """See `Codec.reseed`."""
         if self._noise is not None:
             self._noise.reseed(seed)
 
-    def _regions(self, message: Tensor, flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(rows, their scales, their payload): the whole blocks of each tensor, then its short last block."""
-        size = self.block_size
-        total = sum(num_blocks(tensor.numel(), size) for tensor in flat)
-        scales = message[: SCALE_BYTES * total].view(torch.bfloat16)
-        payload = message[SCALE_BYTES * total :]
+    def _parts(
+        self, message: Tensor, tensors: Sequence[Tensor], grids: Sequence[BlockGrid]
+    ) -> Iterator[tuple[Tensor, BlockGrid, Tensor, Tensor]]:
+        """(tensor, grid, its scales, its payload) of every tensor that has values."""
+        num_blocks = [grid.num_blocks(self.block_size) for grid in grids]
+        split = SCALE_BYTES * sum(num_blocks)
+        scales, payload = message[:split].view(torch.bfloat16), message[split:]
         block = byte = 0
-        for tensor in flat:
-            whole = tensor.numel() // size * size
-            for part, width in ((tensor[:whole], size), (tensor[whole:], tensor.numel() - whole)):
-                if part.numel():
-                    rows = part.view(-1, width)
-                    num_bytes = -(-part.numel() * self.form.bits // 8)
-                    yield rows, scales[block : block + len(rows)], payload[byte : byte + num_bytes]
-                    block += len(rows)
-                    byte += num_bytes
+        for tensor, grid, count in zip(tensors, grids, num_blocks, strict=True):
+            num_bytes = self._sizes.code_bytes(grid.numel)
+            if grid.numel:
+                yield tensor, grid, scales[block : block + count], payload[byte : byte + num_bytes]
+            block += count
+            byte += num_bytes
 
-    def _kernels(self, rows: Tensor) -> Kernels:
+    def _regions(
+        self, values: Tensor, scales: Tensor, payload: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(rows, their scales, their payload): the whole blocks of a tensor, then its short last block."""
+        num_whole, short = divmod(values.numel(), self.block_size)
+        whole = values.numel() - short
+        split = self._sizes.code_bytes(whole)
+        if whole:
+            yield values[:whole].view(-1, self.block_size), scales[:num_whole], payload[:split]
+        if short:
+            yield values[whole:].view(1, short), scales[num_whole:], payload[split:]
+
+    def _kernels(self, device_type: str) -> Kernels:
         if self._fixed is not None:
             return self._fixed
-        kind = rows.device.type
-        if kind not in self._by_device:
-            self._by_device[kind] = _build_kernels(self.form, kind)
-        return self._by_device[kind]
+        if device_type not in self._by_device:
+            self._by_device[device_type] = serve_kernels(self.form, device_type)
+        return self._by_device[device_type]
 
 
-def _build_kernels(form: Format, device_type: str) -> Kernels:
+def build(entry: CodecEntry, block_size: int, rounding: str) -> BlockCodec:
+    """See `CodecEntry.build`."""
+    noise = Noise(0) if rounding == "stochastic" else None
+    return BlockCodec(entry, build_format(entry.name), block_size=block_size, noise=noise)
+
+
+def serve_kernels(form: Format, device_type: str) -> Kernels:
     """The fastest kernels on a kind of device."""
     if device_type == "cpu":
         return BlockedKernels(form)

@@ -25,6 +25,8 @@ _CHUNK_VALUES = 1 << 19
 class BlockedKernels:
     """Cache-blocked kernels for the CPU; the same bits as the twin."""
 
+    num_fallbacks = 0
+
     def __init__(self, form: Format) -> None:
         self._form = form
         self._twin: Kernels = TwinKernels(form)
@@ -33,7 +35,7 @@ class BlockedKernels:
     def encode(self, rows: Tensor, scales: Tensor, payload: Tensor, noise: Noise | None) -> None:
         """See `Kernels.encode`.
 
-        Memory: nine bytes a value of one chunk.
+        Memory: nine bytes per value of one chunk.
         """
         if rows.shape[1] % 2:
             self._twin.encode(rows, scales, payload, noise)

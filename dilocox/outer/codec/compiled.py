@@ -1,7 +1,7 @@
 """The twin fused by torch.compile: for CUDA and the formats that have no kernel of their own. Level 2.
 
 Compiled once for every number of blocks (the number is a symbol), at the first tensor that is worth it.
-Without a working compiler the eager twin goes on, with one warning, and each such call is counted.
+Without a working compiler the eager twin continues, with one warning, and each such call is counted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Fused(Generic[P, R]):
                     self._compiled = None
                     first_line = (str(error).splitlines() or [type(error).__name__])[0]
                     warnings.warn(
-                        f"codec: torch.compile failed, going on uncompiled: {first_line}", stacklevel=2
+                        f"codec: torch.compile failed, continuing uncompiled: {first_line}", stacklevel=2
                     )
             self.num_fallbacks += 1
         return self._eager(*args, **kwargs)

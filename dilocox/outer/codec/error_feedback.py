@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from dilocox.errors import CheckpointError
+
 
 class ErrorFeedback:
-    """Residuals of one fragment, one fp32 tensor a shard.
+    """Residuals of one fragment, one fp32 tensor per shard.
 
     Args:
         names: shard names, the keys in a checkpoint.
@@ -28,27 +30,43 @@ class ErrorFeedback:
         """Returns: what to average, `delta + residual`; nothing changes."""
         return [delta + residual for delta, residual in zip(deltas, self.residual, strict=True)]
 
-    def commit(self, sent: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-        """A committed sync: the residual becomes `sent - own`.
+    def commit(self, compensated: Sequence[Tensor], own_decoded: Sequence[Tensor]) -> None:
+        """A committed sync: the residual becomes `compensated - own_decoded`.
 
         Not for a sync in which this island abstained, and not for a discarded one.
 
         Args:
-            sent: what `compensate` returned.
-            own: `MeanResult.own`, what the others decoded from it.
+            compensated: what `compensate` returned.
+            own_decoded: `MeanResult.own_decoded`, what the others decoded from it.
         """
-        for residual, x, decoded in zip(self.residual, sent, own, strict=True):
+        for residual, x, decoded in zip(self.residual, compensated, own_decoded, strict=True):
             torch.sub(x, decoded, out=residual)
 
+    def clear(self) -> None:
+        """Nothing is owed any more."""
+        for residual in self.residual:
+            residual.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Residual by shard name."""
+        """Residual by shard name. Not copies."""
         return dict(zip(self._names, self.residual, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copies the residuals of a checkpoint.
 
         Raises:
-            KeyError: a shard is missing.
+            CheckpointError: a shard is missing, or a residual has another shape.
         """
+        check_fits(state, self._names, self.residual)
         for name, residual in zip(self._names, self.residual, strict=True):
             residual.copy_(state[name])
+
+
+def check_fits(state: Mapping[str, Tensor], names: Sequence[str], like: Sequence[Tensor]) -> None:
+    """Raises a `CheckpointError` unless state has a residual of the right shape for every shard."""
+    for name, tensor in zip(names, like, strict=True):
+        if name not in state:
+            raise CheckpointError(f"no residual of {name} is saved")
+        if state[name].shape != tensor.shape:
+            saved, wanted = tuple(state[name].shape), tuple(tensor.shape)
+            raise CheckpointError(f"residual of {name} has shape {saved}, the shard has {wanted}")

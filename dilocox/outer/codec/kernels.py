@@ -17,7 +17,14 @@ from dilocox.outer.codec.scales import block_scales
 
 
 class Kernels(Protocol):
-    """Encodes and decodes rows; one row is one block."""
+    """Encodes and decodes rows; one row is one block.
+
+    Attributes:
+        num_fallbacks: calls that ran slower than they should because a kernel could not be compiled.
+    """
+
+    @property
+    def num_fallbacks(self) -> int: ...
 
     def encode(self, rows: Tensor, scales: Tensor, payload: Tensor, noise: Noise | None) -> None:
         """Fills scales and payload.
@@ -34,7 +41,7 @@ class Kernels(Protocol):
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Two 4-bit codes a byte, the low nibble first; an odd last code has the byte for itself.
+    """Two 4-bit codes per byte, the low nibble first; an odd last code has the byte for itself.
 
     Args:
         codes: uint8 [numel], values 0..15.
@@ -77,6 +84,8 @@ def decode_rows(scales: Tensor, payload: Tensor, form: Format) -> Tensor:
 
 class TwinKernels:
     """The plain torch twin, on any device."""
+
+    num_fallbacks = 0
 
     def __init__(self, form: Format) -> None:
         self._form = form

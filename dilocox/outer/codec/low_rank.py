@@ -1,30 +1,36 @@
-"""`low_rank`: matrices cross the WAN as two thin factors, in two averaging rounds. Level 2.
+"""`low_rank`: matrices cross the WAN as two thin factors, in two averaging passes. Level 2.
 
 One step of power iteration (PowerSGD, arXiv 1905.13727) from the basis of the previous sync:
 
-    round 1   P = X Q           averaged
-    round 2   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
+    pass 1   P = X Q           averaged
+    pass 2   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
 
 Both are linear in X, so averaging the factors averages the matrices. The factors pass a block codec like
 any other tensor; orth() is taken of the mean as *decoded*, so it is the same on all islands. Factors are
 kept as rows ([rank, m], [rank, n]): blocks then hold values of one singular direction, of one size.
 
-Vectors, and matrices whose factors would not be smaller, go dense in round 1. Error feedback keeps
+Vectors, and matrices whose factors would not be smaller, go dense in pass 1. Error feedback keeps
 `x - own`: the reconstruction of the island's own contribution (algorithms.md section 4.2).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dilocox.outer.codec.adaptive_rank import AdaptiveRank, effective_rank
-from dilocox.outer.codec.base import CompressorPasses, MeanResult
-from dilocox.outer.codec.sizes import is_low_rank, low_rank_numels
+from dilocox.outer.codec.base import CompressorPasses, CompressorState, MeanResult
+from dilocox.outer.codec.grid import BlockGrid
+from dilocox.outer.codec.sizes import is_low_rank, low_rank_passes
+
+if TYPE_CHECKING:
+    from dilocox.config.schema import OuterConfig
+    from dilocox.param_shard import ParamShard
 
 _DEPENDENT = 1e-5
 """A row is linearly dependent when orthogonalising leaves less than this of it: fp32 rounding noise."""
@@ -34,7 +40,7 @@ class LowRankCompressor:
     """Averages a fragment's matrices by their factors.
 
     Args:
-        names: shard names; they seed the first bases, equally on all islands and replicas.
+        names: names of the tensors; they seed the first bases, equally on all islands and replicas.
         rank: r_1.
         adaptive: follow the effective rank of the mean.
         always_dense: names of matrices with replicas on other ranks of the island; those ranks may have
@@ -69,7 +75,7 @@ class LowRankCompressor:
         """r_t / r_1, by which the sync interval may follow."""
         return self._rank.interval_scale
 
-    def rounds(self, tensors: list[Tensor]) -> CompressorPasses:
+    def passes(self, tensors: list[Tensor]) -> CompressorPasses:
         """See the module; `commit` or `discard` must follow."""
         shapes = self._effective([tensor.shape for tensor in tensors])
         low = [i for i, shape in enumerate(shapes) if is_low_rank(shape, self.codec_rank)]
@@ -81,16 +87,18 @@ class LowRankCompressor:
             return averaged
         left = {i: orthonormal_rows(averaged.mean[i], self._seed_of(self._names[i])) for i in low}
         factors = yield [left[i] @ tensors[i] for i in low]
-        mean, own = list(averaged.mean), list(averaged.own)
-        for i, mean_factor, own_factor in zip(low, factors.mean, factors.own, strict=True):
+        mean, own = list(averaged.mean), list(averaged.own_decoded)
+        for i, mean_factor, own_factor in zip(low, factors.mean, factors.own_decoded, strict=True):
             mean[i] = _product(left[i], mean_factor)
             own[i] = _product(left[i], own_factor)
         self._learned = {self._names[i]: factor for i, factor in zip(low, factors.mean, strict=True)}
         return MeanResult(mean, own)
 
-    def round_numels(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
-        """See `Compressor.round_numels`."""
-        return low_rank_numels(self._effective(shapes), self.codec_rank)
+    def pass_grids(
+        self, shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid]
+    ) -> list[list[BlockGrid]]:
+        """See `Compressor.pass_grids`."""
+        return low_rank_passes(self._effective(shapes), grids, self.codec_rank)
 
     def commit(self) -> None:
         """Takes the averaged factors as the bases of the next sync; adapts the rank to them."""
@@ -105,19 +113,15 @@ class LowRankCompressor:
         """Bases and rank stay."""
         self._learned = {}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Rank and bases; shared state, equal on all islands."""
-        bases = {f"basis.{name}": basis for name, basis in self._bases.items()}
-        return self._rank.state_dict() | bases
+    def state_dict(self) -> CompressorState:
+        """Rank and bases; equal on all islands of one layout."""
+        return CompressorState(self._rank.state_dict(), dict(self._bases))
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over a saved or another island's state."""
+    def load_state_dict(self, state: CompressorState) -> None:
+        """Takes over a saved or another island's state; without bases they are drawn anew."""
         self._learned = {}
-        self._rank.load_state_dict(state)
-        saved = {
-            key.removeprefix("basis."): basis for key, basis in state.items() if key.startswith("basis.")
-        }
-        self._bases = {name: basis.clone() for name, basis in saved.items()}
+        self._rank.load_state_dict(state.common)
+        self._bases = {name: basis.clone() for name, basis in state.layout_bound.items()}
 
     def _effective(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """Shapes, with what always goes dense as vectors."""
@@ -168,3 +172,25 @@ def orthonormal_rows(rows: Tensor, seed: int) -> Tensor:
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right, in fp64 for the same reason. Returns: fp32 [m, n]."""
     return (left.to(torch.float64).T @ right.to(torch.float64)).to(torch.float32)
+
+
+def build(config: OuterConfig, shards: Sequence[ParamShard]) -> LowRankCompressor:
+    """See `CodecEntry.compressor`."""
+    keys = [_key(shard) for shard in shards]
+    return LowRankCompressor(
+        keys,
+        rank=config.codec_rank,
+        adaptive=config.adaptive_rank,
+        # their tensor parallel ranks adapt on their own, and copies must stay equal
+        always_dense=[key for key, shard in zip(keys, shards, strict=True) if shard.replicated],
+    )
+
+
+def _key(shard: ParamShard) -> str:
+    """Name, and the rows where only a part of them is held: it seeds the first basis, so it is fixed."""
+    held = shard.tensor.numel()
+    if not shard.block_shape or held == prod(shard.block_shape):
+        return shard.name
+    row = shard.block_shape[-1]
+    first = shard.start // row
+    return f"{shard.name}[{first}:{first + held // row}]"

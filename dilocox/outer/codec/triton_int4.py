@@ -30,7 +30,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Each program: ROWS blocks; HALF bytes a block, in LANES (a power of 2) lanes."""
+    """Each program: ROWS blocks; HALF bytes per block, in LANES (a power of 2) lanes."""
     block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, LANES)
     inside = (block < num_blocks)[:, None] & (lane < HALF)[None, :]
@@ -74,6 +74,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
 class TritonInt4Kernels:
     """int4 kernels on CUDA. Short last blocks and stochastic rounding take the twin."""
+
+    num_fallbacks = 0
 
     def __init__(self) -> None:
         self._twin = TwinKernels(Uniform("int4", 4))

@@ -1,27 +1,28 @@
 """How one fragment crosses the WAN: residual, compressor, codec, collective. Level 2.
 
-`average` runs in the exchange thread and changes nothing that lasts; `commit` or `discard` follows when
-the sync is applied.
+`reduce` runs in the sync thread and changes nothing that lasts; `commit` or `discard` follows when the sync
+is applied.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
-from dilocox.outer.codec.base import Compressor, DenseCompressor, MeanResult
-from dilocox.outer.codec.build import build_codec
-from dilocox.outer.codec.error_feedback import ErrorFeedback
-from dilocox.outer.codec.low_rank import LowRankCompressor
-from dilocox.outer.codec.sizes import allreduce_bytes
-from dilocox.outer.reduce.all_reduce import average
+from dilocox.errors import CheckpointError
+from dilocox.outer.codec.base import CompressorState, MeanResult
+from dilocox.outer.codec.error_feedback import ErrorFeedback, check_fits
+from dilocox.outer.codec.grid import BlockGrid
+from dilocox.outer.codec.registry import CODECS, CodecRegistry
+from dilocox.outer.reduce.aggregate import AGGREGATORS, Aggregator
+from dilocox.outer.reduce.all_reduce import Wire, all_reduce_mean
 from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback
+from dilocox.outer.reduce.predicted import WireCodecs, allreduce_bytes
 from dilocox.outer.wan.base import Transport
 from dilocox.outer.wan.header import SyncId
 from dilocox.param_shard import ParamShard, ShardState
@@ -34,24 +35,41 @@ class FragmentReducer:
 
     Args:
         config: resolved `outer` section.
-        fragment: which one.
-        shards: this rank's part of it.
+        shards: this rank's part of the fragment.
         island: id of this island; stochastic rounding differs between islands.
+        codecs: where `config.codec` is looked up; default: `CODECS`.
+        aggregators: where `config.aggregation` is looked up; default: `AGGREGATORS`.
     """
 
-    def __init__(self, config: OuterConfig, shards: Sequence[ParamShard], *, island: int) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: OuterConfig,
+        shards: Sequence[ParamShard],
+        *,
+        island: int,
+        codecs: CodecRegistry | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
+    ) -> None:
+        codecs, aggregators = codecs or CODECS, aggregators or AGGREGATORS
+        entry, carrier = codecs.get(config.codec), codecs.carrier(config.codec)
+        gather = codecs.get(config.gather_codec) if config.gather_codec else carrier
         self._island = island
-        self._shapes = [tuple(shard.tensor.shape) for shard in shards]
-        self._compressor = _compressor(config, shards)
-        self._codec = build_codec(_wire_codec(config), config.codec_block_size, config.rounding)
-        self._gather_codec = build_codec(_gather_codec(config), config.codec_block_size, config.rounding)
+        self._names = [shard.name for shard in shards]
+        self._like = [shard.tensor for shard in shards]
+        self._grids = [grid_of(shard) for shard in shards]
+        self._codecs = WireCodecs(carrier, gather, config.codec_block_size)
+        self._wire = Wire(
+            carrier.build_codec(config.codec_block_size, config.rounding),
+            gather.build_codec(config.codec_block_size, config.rounding),
+            aggregators[config.aggregation],
+        )
+        self._compressor = entry.build_compressor(config, shards)
         self._feedback: ErrorFeedback | None = None
-        self._server: GatherErrorFeedback | None = None
-        if config.error_feedback:
-            self._feedback = ErrorFeedback([p.label for p in shards], [p.tensor for p in shards])
-            # the factors of two low-rank rounds have other bases: their gather loss cannot be carried over
-            self._server = GatherErrorFeedback() if config.codec != "low_rank" else None
+        self._gather_feedback: GatherErrorFeedback | None = None
+        if config.error_feedback and "local" in entry.residuals:
+            self._feedback = ErrorFeedback(self._names, self._like)
+        if config.error_feedback and "gather" in entry.residuals:
+            self._gather_feedback = GatherErrorFeedback()
 
     @classmethod
     def exact(cls, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
@@ -61,7 +79,12 @@ class FragmentReducer:
     @property
     def interval_scale(self) -> float | None:
         """Sync interval over its initial value, as the rank suggests; None without low rank."""
-        return self._compressor.interval_scale if isinstance(self._compressor, LowRankCompressor) else None
+        return self._compressor.interval_scale
+
+    @property
+    def num_fallbacks(self) -> int:
+        """Codec calls so far that ran slower because a kernel could not be compiled; each is correct."""
+        return self._wire.codec.num_fallbacks + self._wire.gather_codec.num_fallbacks
 
     def compensate(self, deltas: list[Tensor]) -> list[Tensor]:
         """Adds the residual: what to average. Not in place."""
@@ -70,126 +93,144 @@ class FragmentReducer:
     def reduce(
         self, compensated: list[Tensor], transport: Transport, *, sync: SyncId, inner_step: int
     ) -> MeanResult:
-        """Averages over the members of a round.
+        """Averages over the members of a session.
 
-        Collective: all members, in the exchange thread.
+        Collective: all members, in the sync thread.
+
+        Args:
+            compensated: what `compensate` returned.
+            transport: of the open session.
+            sync: which sync this is; `pass_index` is filled in here.
+            inner_step: inner steps done; seeds stochastic rounding.
 
         Raises:
-            WanError: see `collective.average`.
+            WanError: see `all_reduce_mean`.
         """
-        rounds = self._compressor.rounds(compensated)
-        tensors = next(rounds)
-        exchange = 0
-        while True:
-            mean = self._average_once(tensors, transport, replace(sync, pass_index=exchange), inner_step)
+        passes = self._compressor.passes(compensated)
+        tensors = next(passes)
+        for index, grids in enumerate(self._pass_grids()):
+            self._reseed(sync, inner_step, index)
+            result = all_reduce_mean(
+                tensors,
+                grids,
+                transport=transport,
+                wire=self._wire,
+                sync=replace(sync, pass_index=index),
+                feedback=self._gather_feedback,
+            )
             try:
-                tensors = rounds.send(mean)
+                tensors = passes.send(result)
             except StopIteration as done:
-                result: MeanResult = done.value
-                return result
-            exchange += 1
+                mean: MeanResult = done.value
+                return mean
+        raise AssertionError("the compressor wants more passes than pass_grids has predicted")
 
-    def commit(self, sent: Sequence[Tensor], result: MeanResult, *, observed: bool) -> None:
+    def commit(self, compensated: Sequence[Tensor], result: MeanResult, *, observed: bool) -> None:
         """The sync is being applied. In place: residuals, warm start.
 
         Args:
+            compensated: what was averaged.
+            result: what `reduce` returned for it.
             observed: this island abstained; its message was empty and its residual stays.
         """
         self._compressor.commit()
-        if self._server is not None:
-            self._server.commit()
+        if self._gather_feedback is not None:
+            self._gather_feedback.commit()
         if self._feedback is not None and not observed:
-            self._feedback.commit(sent, result.own)
+            self._feedback.commit(compensated, result.own_decoded)
 
     def discard(self) -> None:
         """The sync failed: nothing has changed."""
         self._compressor.discard()
-        if self._server is not None:
-            self._server.discard()
+        if self._gather_feedback is not None:
+            self._gather_feedback.discard()
 
     def predicted_bytes(self, num_islands: int, index: int) -> int:
-        """Payload bytes of this rank for one sync with all islands."""
+        """Payload bytes, headers included, that this rank hands over in the next sync.
+
+        Args:
+            num_islands: members, all with a weight above 0.
+            index: position of this island among them.
+        """
         return sum(
-            allreduce_bytes(
-                _wire_codec(self._config),
-                gather_codec=_gather_codec(self._config),
-                block_size=self._config.codec_block_size,
-                numels=numels,
-                num_islands=num_islands,
-                index=index,
-            )
-            for numels in self._round_numels()
+            allreduce_bytes(self._codecs, grids, num_islands=num_islands, index=index)
+            for grids in self._pass_grids()
         )
 
     def shared_state(self) -> State:
-        """Equal on all islands."""
-        return self._compressor.state_dict()
+        """Equal on all islands of this layout. Not copies."""
+        state = self._compressor.state_dict()
+        return {"common": state.common, "layout_bound": state.layout_bound}
 
     def load_shared_state(self, state: State) -> None:
-        """Takes over another island's shared state; own residuals belong to another past and go."""
-        self._compressor.load_state_dict(state)
+        """Loads another island's shared state; clears the residuals, which belong to another trajectory."""
+        self._compressor.load_state_dict(CompressorState(state["common"], state["layout_bound"]))
         if self._feedback is not None:
-            for residual in self._feedback.residual:
-                residual.zero_()
-        if self._server is not None:
-            self._server.load_state_dict({})
+            self._feedback.clear()
+        if self._gather_feedback is not None:
+            self._gather_feedback.clear()
 
     def state_dict(self) -> ShardState:
-        """Everything. Not copies."""
-        feedback = {} if self._feedback is None else {"residual": self._feedback.state_dict()}
-        bound = {
-            "compressor": self._compressor.state_dict(),
-            "server": {} if self._server is None else self._server.state_dict(),
-        }
-        return ShardState(feedback, {}, bound)
+        """Residuals and warm start. Not copies, but for `gather_residual`.
+
+        Memory: one fp32 copy of the fragment once three islands or more have synced with error feedback.
+        """
+        compressor = self._compressor.state_dict()
+        state = ShardState(
+            common={"compressor": compressor.common}, layout_bound={"compressor": compressor.layout_bound}
+        )
+        if self._feedback is not None:
+            state.tensors["residual"] = self._feedback.state_dict()
+        if self._gather_feedback is not None:
+            state.layout_bound["gather_residual"] = self._gather_feedback.state_dict()
+            if self._gather_feedback.in_use:
+                totals = self._gather_feedback.totals(self._like)
+                state.tensors["gather_residual"] = dict(zip(self._names, totals, strict=True))
+        return state
 
     def load_state_dict(self, state: ShardState) -> None:
-        """Continues from a `state_dict`."""
-        self._compressor.load_state_dict(state.layout_bound["compressor"])
+        """Continues from a `state_dict`.
+
+        With an empty `layout_bound`, tensors come from another layout: bases start anew, and the gather
+        residual is stale, so it is forwarded through this island's own message and nothing is lost.
+
+        Raises:
+            CheckpointError: a residual is missing or has another shape than its shard; nothing is loaded.
+        """
+        totals = state.tensors.get("gather_residual", {})
+        if self._feedback is not None:
+            check_fits(state.tensors.get("residual", {}), self._names, self._like)
+        if totals:
+            check_fits(totals, self._names, self._like)
+        if totals and self._gather_feedback is None:
+            raise CheckpointError("a gather residual is saved, but these settings keep none")
+        self._compressor.load_state_dict(
+            CompressorState(state.common["compressor"], state.layout_bound.get("compressor", {}))
+        )
         if self._feedback is not None:
             self._feedback.load_state_dict(state.tensors["residual"])
-        if self._server is not None:
-            self._server.load_state_dict(state.layout_bound["server"])
+        if self._gather_feedback is None:
+            return
+        if state.layout_bound:
+            held = state.layout_bound["gather_residual"]
+            self._gather_feedback.load_state_dict(held, self._like, in_use=bool(totals))
+        elif totals:
+            self._gather_feedback.load_stale([totals[name] for name in self._names])
+        else:
+            self._gather_feedback.clear()
 
-    def _round_numels(self) -> list[list[int]]:
-        if isinstance(self._compressor, LowRankCompressor):
-            return self._compressor.round_numels(self._shapes)
-        return [[prod(shape) for shape in self._shapes]]
+    def _pass_grids(self) -> list[list[BlockGrid]]:
+        return self._compressor.pass_grids([tensor.shape for tensor in self._like], self._grids)
 
-    def _average_once(
-        self, tensors: list[Tensor], transport: Transport, sync: SyncId, inner_step: int
-    ) -> MeanResult:
+    def _reseed(self, sync: SyncId, inner_step: int, pass_index: int) -> None:
         # A seed for each message instead of a generator that runs on: a sync that is started again after a
         # resume then sends the same bits.
-        name = f"{sync.run_id} {self._island} {sync.fragment} {inner_step} {sync.pass_index}"
-        self._codec.reseed(zlib.crc32(name.encode()))
-        self._gather_codec.reseed(zlib.crc32(name.encode(), 1))
-        return average(
-            tensors,
-            transport=transport,
-            codec=self._codec,
-            gather_codec=self._gather_codec,
-            identity=sync,
-            server=self._server,
-        )
+        name = f"{sync.run_id} {self._island} {sync.fragment} {inner_step} {pass_index}"
+        self._wire.codec.reseed(zlib.crc32(name.encode()))
+        self._wire.gather_codec.reseed(zlib.crc32(name.encode(), 1))
 
 
-def _wire_codec(config: OuterConfig) -> str:
-    """What low-rank factors cross in is int4."""
-    return "int4" if config.codec == "low_rank" else config.codec
-
-
-def _gather_codec(config: OuterConfig) -> str:
-    return config.gather_codec or _wire_codec(config)
-
-
-def _compressor(config: OuterConfig, shards: Sequence[ParamShard]) -> Compressor:
-    if config.codec != "low_rank":
-        return DenseCompressor()
-    return LowRankCompressor(
-        [shard.label for shard in shards],
-        rank=config.codec_rank,
-        adaptive=config.adaptive_rank,
-        # their tensor parallel ranks adapt on their own, and copies must stay equal
-        always_dense=[shard.label for shard in shards if shard.replicated],
-    )
+def grid_of(shard: ParamShard) -> BlockGrid:
+    """Blocks of a shard: along the last axis of its tensor parallel rank's block, from `start` on."""
+    shape = shard.block_shape or tuple(shard.tensor.shape)
+    return BlockGrid.of_shape(shape, numel=shard.tensor.numel(), start=shard.start)

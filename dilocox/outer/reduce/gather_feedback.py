@@ -1,8 +1,8 @@
-"""Error feedback of the gather half: what requantising an averaged shard lost. Level 2.
+"""Error feedback of the gather half: what requantising an averaged part lost. Level 2.
 
-The owner of a shard adds it to the same shard of the next round (algorithms.md section 12.2, stage 2). It
-belongs to one cut of the fragment: when the members change, the owner passes it on through its own
-message instead, scaled so that the mean gains exactly what the residual held.
+The owner of a part adds it to the same part of the next sync. It belongs to one partition of the fragment:
+when the members change it is stale, and the owner forwards it through its own message instead, scaled so
+that the mean gains exactly what the residual held.
 """
 
 from __future__ import annotations
@@ -13,83 +13,144 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilocox.outer.codec.sizes import Slice
+from dilocox.errors import CheckpointError
+from dilocox.outer.codec.grid import Slice
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Residual of one slice, as left by a round of `num_islands` in which this island was at `index`."""
+class _Lost:
+    """Residual of one slice, as left by a sync of `num_islands` in which this island was at `index`."""
 
     num_islands: int
     index: int
-    place: Slice
+    slice: Slice
     values: Tensor
+
+    def fits(self, num_islands: int, index: int) -> bool:
+        """Whether a sync of these members has the same partition and the same owner."""
+        return (self.num_islands, self.index) == (num_islands, index)
 
 
 class GatherErrorFeedback:
-    """Gather-half residuals of one fragment on this rank; they change in `commit` alone."""
+    """Gather-half residuals of one fragment on this rank; they change in `commit` alone.
+
+    Attributes:
+        in_use: a partition may be owed something. Equal on all ranks of the island, also where a rank's
+            own slices are empty, so that all of them write the same kinds into a checkpoint.
+    """
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
-        self._staged: list[_Part] | None = None
+        self.in_use = False
+        self._held: list[_Lost] = []
+        self._staged: tuple[bool, list[_Lost]] | None = None
 
-    def add_to_shard(self, num_islands: int, index: int, shard: Sequence[Tensor]) -> None:
-        """Adds the residual of this very cut, if there is one. In place: shard."""
-        current = [part for part in self._parts if self._fits(part, num_islands, index)]
-        for values, part in zip(shard, current, strict=False):
-            values.add_(part.values)
+    def add_to_part(
+        self, num_islands: int, index: int, slices: Sequence[Slice], values: Sequence[Tensor]
+    ) -> None:
+        """Adds the residual of this very partition, if there is one. In place: values.
 
-    def foreign(self, num_islands: int, index: int) -> list[tuple[Slice, Tensor]]:
-        """Residuals of another cut: to be passed on through this island's own message."""
-        return [(p.place, p.values) for p in self._parts if not self._fits(p, num_islands, index)]
+        Raises:
+            ValueError: the residual was left by other slices.
+        """
+        current = [lost for lost in self._held if lost.fits(num_islands, index)]
+        if not current:
+            return
+        if [lost.slice for lost in current] != list(slices):
+            raise ValueError(
+                f"the gather residual is of {[lost.slice for lost in current]}, the part is {list(slices)}"
+            )
+        for target, lost in zip(values, current, strict=True):
+            target.add_(lost.values)
+
+    def stale(self, num_islands: int, index: int) -> list[tuple[Slice, Tensor]]:
+        """Residuals of another partition: to be forwarded through this island's own message."""
+        return [(lost.slice, lost.values) for lost in self._held if not lost.fits(num_islands, index)]
 
     def stage(
         self, num_islands: int, index: int, *, lost: Sequence[tuple[Slice, Tensor]], forwarded: bool
     ) -> None:
-        """Remembers what a round lost, until the vote is known.
+        """Remembers what a sync lost, until the vote is known.
 
         Args:
-            num_islands: members of the round.
+            num_islands: members of the sync.
             index: position of this island among them.
-            lost: for each slice of the owned shard, what requantising it lost.
-            forwarded: whether the foreign residuals went into this island's message.
+            lost: for each slice of the owned part, what requantising it lost.
+            forwarded: whether the stale residuals went into this island's message.
         """
-        kept = [] if forwarded else [p for p in self._parts if not self._fits(p, num_islands, index)]
-        self._staged = kept + [_Part(num_islands, index, place, values) for place, values in lost]
+        kept = [] if forwarded else [part for part in self._held if not part.fits(num_islands, index)]
+        left = [_Lost(num_islands, index, span, values) for span, values in lost]
+        # With two islands and fewer nothing is requantised.
+        self._staged = (num_islands > 2 or (self.in_use and not forwarded), kept + left)
 
     def commit(self) -> None:
         """The sync was committed: what it lost is the residual now."""
         if self._staged is not None:
-            self._parts, self._staged = self._staged, None
+            (self.in_use, self._held), self._staged = self._staged, None
 
     def discard(self) -> None:
         """The sync failed: the residual is what it was."""
         self._staged = None
 
+    def clear(self) -> None:
+        """Nothing is owed any more."""
+        self.in_use, self._held, self._staged = False, [], None
+
     def values(self) -> list[tuple[Slice, Tensor]]:
         """All residuals, in units of the mean."""
-        return [(part.place, part.values) for part in self._parts]
+        return [(lost.slice, lost.values) for lost in self._held]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residuals by `num_islands.index.tensor.start.stop`."""
+        """Residuals by `num_islands.index.tensor.start.stop`; only the same layout can read them."""
         return {
-            f"{p.num_islands}.{p.index}.{p.place.tensor}.{p.place.start}.{p.place.stop}": p.values
-            for p in self._parts
+            f"{lost.num_islands}.{lost.index}.{lost.slice.tensor}.{lost.slice.start}.{lost.slice.stop}": (
+                lost.values
+            )
+            for lost in self._held
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes the residuals of a checkpoint; the tensors are kept, not copied."""
-        self._staged = None
-        self._parts = []
+    def load_state_dict(self, state: Mapping[str, Tensor], like: Sequence[Tensor], *, in_use: bool) -> None:
+        """Takes the residuals of a checkpoint; the tensors are kept, not copied.
+
+        Args:
+            state: a `state_dict`.
+            like: the tensors of the fragment.
+            in_use: see the class.
+
+        Raises:
+            CheckpointError: a residual lies outside the tensors.
+        """
+        held = []
         for key, values in state.items():
             num_islands, index, tensor, start, stop = map(int, key.split("."))
-            self._parts.append(_Part(num_islands, index, Slice(tensor, start, stop), values))
+            inside = tensor < len(like) and 0 <= start <= stop <= like[tensor].numel()
+            if not inside or values.shape != (stop - start,):
+                raise CheckpointError(f"gather residual {key} of shape {tuple(values.shape)} fits no shard")
+            span = Slice(tensor, start, stop)
+            held.append(_Lost(num_islands, index, span, values.to(like[tensor].device)))
+        self.clear()
+        self.in_use, self._held = in_use, held
 
-    @staticmethod
-    def _fits(part: _Part, num_islands: int, index: int) -> bool:
-        return (part.num_islands, part.index) == (num_islands, index)
+    def load_stale(self, totals: Sequence[Tensor]) -> None:
+        """Takes what was held under another layout: it fits no partition and is forwarded.
+
+        Args:
+            totals: for each tensor of the fragment, all residuals of its elements.
+        """
+        self.clear()
+        self.in_use = True
+        for tensor, values in enumerate(totals):
+            if values.any():
+                flat = values.reshape(-1).clone()
+                self._held.append(_Lost(0, 0, Slice(tensor, 0, flat.numel()), flat))
+
+    def totals(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """All residuals of each tensor's elements. Returns: fp32, shapes as `like`, fresh memory."""
+        sums = [torch.zeros_like(tensor, dtype=torch.float32).reshape(-1) for tensor in like]
+        for lost in self._held:
+            sums[lost.slice.tensor][lost.slice.start : lost.slice.stop] += lost.values
+        return [total.view(tensor.shape) for total, tensor in zip(sums, like, strict=True)]
 
 
 def scaled(parts: Sequence[tuple[Slice, Tensor]], factor: float) -> list[tuple[Slice, Tensor]]:
     """The same slices, values times factor."""
-    return [(place, torch.mul(values, factor)) for place, values in parts]
+    return [(span, torch.mul(values, factor)) for span, values in parts]

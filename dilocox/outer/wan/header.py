@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from dilocox.errors import MessageError
-from dilocox.outer.codec.sizes import CODE_BITS, HEADER_BYTES
+from dilocox.outer.codec.registry import CODECS, CodecEntry
+from dilocox.outer.codec.sizes import HEADER_BYTES
 
 MAGIC = b"DLCX"
-VERSION = 1
+VERSION = 2
+"""Goes up when a message means something else. 2: blocks start at rows."""
 _LAYOUT = struct.Struct("<4sBBBx8sIIQIIQQI4x")
-_CODECS = tuple(CODE_BITS)
 _SHOTS = ("scatter", "gather")
 
 Shot = Literal["scatter", "gather"]
@@ -30,12 +31,12 @@ Shot = Literal["scatter", "gather"]
 
 @dataclass(frozen=True)
 class SyncId:
-    """Which sync a message belongs to; equal on all islands of a round.
+    """Which sync a message belongs to; equal on all of its members.
 
     Attributes:
         run_id: of the run; its hash travels.
         fragment, outer_step: what is averaged.
-        pass_index: number of the pass inside this sync (`low_rank` has two).
+        pass_index: number of the averaging inside this sync (`low_rank` has two).
     """
 
     run_id: str
@@ -49,12 +50,13 @@ class Header:
     """Everything the receiver knows beforehand about a message; all of it is compared.
 
     Attributes:
-        sender: position of the sending island in the round.
+        codec: that the payload is encoded in; its wire id travels.
+        sender: position of the sending island among the members.
         numel: values in the payload.
     """
 
-    identity: SyncId
-    codec: str
+    sync: SyncId
+    codec: CodecEntry
     block_size: int
     shot: Shot
     sender: int
@@ -95,7 +97,7 @@ def open_message(message: Tensor, expected: Header) -> Tensor:
         raise _error(expected, "version", version, VERSION)
     for (field, value), got in zip(_fields(expected, payload.numel()).items(), rest, strict=True):
         if got != value:
-            raise _error(expected, field, _readable(field, got), _readable(field, value))
+            raise _error(expected, field, _readable(field, got, expected), _readable(field, value, expected))
     actual = _checksum(payload)
     if actual != checksum:
         raise _error(
@@ -106,13 +108,14 @@ def open_message(message: Tensor, expected: Header) -> Tensor:
 
 def _fields(header: Header, payload_bytes: int) -> dict[str, int | bytes]:
     """Fields between version and checksum, in the order of the layout."""
+    assert header.codec.wire_id is not None, f"{header.codec.name} crosses in {header.codec.carrier}"
     return {
-        "codec": _CODECS.index(header.codec),
+        "codec": header.codec.wire_id,
         "shot": _SHOTS.index(header.shot),
-        "run id hash": _run_hash(header.identity.run_id),
-        "fragment": header.identity.fragment,
-        "pass_index": header.identity.pass_index,
-        "outer_step": header.identity.outer_step,
+        "run id hash": _run_hash(header.sync.run_id),
+        "fragment": header.sync.fragment,
+        "pass_index": header.sync.pass_index,
+        "outer_step": header.sync.outer_step,
         "sender": header.sender,
         "block_size": header.block_size,
         "numel": header.numel,
@@ -120,16 +123,17 @@ def _fields(header: Header, payload_bytes: int) -> dict[str, int | bytes]:
     }
 
 
-def _readable(field: str, value: int | bytes) -> object:
+def _readable(field: str, value: int | bytes, expected: Header) -> object:
     """Names instead of numbers where there are names."""
     if isinstance(value, bytes):
         return value.hex()
-    names = {"codec": _CODECS, "shot": _SHOTS}.get(field, ())
-    return names[value] if value < len(names) else value
+    if field == "codec":
+        return expected.codec.name if value == expected.codec.wire_id else CODECS.wire_name(value)
+    return _SHOTS[value] if field == "shot" and value < len(_SHOTS) else value
 
 
 def _error(expected: Header, field: str, got: object, wanted: object) -> MessageError:
-    sync = expected.identity
+    sync = expected.sync
     return MessageError(
         f"message from island at position {expected.sender} (fragment {sync.fragment}, outer step "
         f"{sync.outer_step}): {field} is {got}, expected {wanted}"

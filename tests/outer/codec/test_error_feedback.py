@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dilocox.outer.codec.build import build_codec
+from dilocox.errors import CheckpointError
 from dilocox.outer.codec.error_feedback import ErrorFeedback
+from tests.outer.codec.building import build_codec, grids_of
 
 
 def reconstruction(codec, tensors):
-    decoded = codec.decode(codec.encode(tensors), [tensor.numel() for tensor in tensors])
+    grids = grids_of(tensors)
+    decoded = codec.decode(codec.encode(tensors, grids), grids)
     return [d.view(t.shape) for d, t in zip(decoded, tensors, strict=True)]
 
 
@@ -47,5 +49,13 @@ def test_state_comes_back_by_name():
     second = ErrorFeedback(["b", "a"], [torch.empty(3), torch.empty(2)])
     second.load_state_dict(first.state_dict())
     assert second.residual[0].tolist() == [0.5, 0.5, 0.5]
-    with pytest.raises(KeyError):
+    with pytest.raises(CheckpointError, match="no residual of c is saved"):
         ErrorFeedback(["c"], [torch.empty(2)]).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (2, 2)])
+def test_a_residual_of_another_shape_is_refused(shape):
+    feedback = ErrorFeedback(["a", "b"], [torch.empty(3), torch.empty(shape)])
+    with pytest.raises(CheckpointError, match=r"residual of b has shape \(2,\), the shard has"):
+        feedback.load_state_dict({"a": torch.ones(3), "b": torch.ones(2)})
+    assert not any(residual.any() for residual in feedback.residual)

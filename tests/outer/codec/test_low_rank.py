@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dilocox.outer.codec.build import build_codec
+from dilocox.outer.codec.base import CompressorState
 from dilocox.outer.codec.error_feedback import ErrorFeedback
+from dilocox.outer.codec.grid import BlockGrid
 from dilocox.outer.codec.low_rank import LowRankCompressor, orthonormal_rows
+from tests.outer.codec.building import build_codec
 from tests.outer.codec.lockstep import average_in_lockstep
 
 NAMES = ["fc1", "norm", "fc2", "tiny"]
@@ -42,7 +44,7 @@ def test_exact_when_the_rank_suffices(count):
 def test_own_shares_average_to_the_mean():
     inputs = [matrices_of_rank(40, seed) for seed in range(3)]
     results = average_in_lockstep(islands(3, 8), inputs, build_codec("int4", 64))
-    for mean, *own in zip(results[0].mean, *(r.own for r in results), strict=True):
+    for mean, *own in zip(results[0].mean, *(r.own_decoded for r in results), strict=True):
         assert torch.allclose(sum(own) / 3, mean, rtol=1e-4, atol=1e-5)
 
 
@@ -53,11 +55,11 @@ def test_own_share_is_of_the_island_alone():
         [LowRankCompressor(["m"], rank=4) for _ in range(2)], inputs, build_codec("none", 64)
     )
     for result, (x,) in zip(results, inputs, strict=True):
-        assert torch.allclose(result.own[0], x, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(result.own_decoded[0], x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["none", "int4"])
-def test_equal_bits_on_all_islands_in_every_round(codec):
+def test_equal_bits_on_all_islands_in_every_sync(codec):
     compressors = islands(3, 8, adaptive=True)
     for step in range(6):
         inputs = [matrices_of_rank(30, 10 * step + island) for island in range(3)]
@@ -94,7 +96,7 @@ def test_error_feedback_delivers_everything_in_time():
         results = average_in_lockstep(compressors, sent, build_codec("int4", 64))
         for k in range(2):
             compressors[k].commit()
-            feedback[k].commit(sent[k], results[k].own)
+            feedback[k].commit(sent[k], results[k].own_decoded)
         applied = [a + m for a, m in zip(applied, results[0].mean, strict=True)]
     for i, wanted in enumerate(exact_mean(inputs)):
         residual = sum(f.residual[i] for f in feedback) / 2
@@ -107,11 +109,13 @@ def test_discard_leaves_no_trace():
     compressor = LowRankCompressor(["m"], rank=4, adaptive=True)
     average_in_lockstep([compressor], [inputs[0]], build_codec("none", 64))
     compressor.commit()
-    before = {key: value.clone() for key, value in compressor.state_dict().items()}
+    before = {key: value.clone() for key, value in compressor.state_dict().layout_bound.items()}
+    common = compressor.state_dict().common
     average_in_lockstep([compressor], [inputs[1]], build_codec("none", 64))
     compressor.discard()
     compressor.commit()
-    after = compressor.state_dict()
+    after = compressor.state_dict().layout_bound
+    assert compressor.state_dict().common == common
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
@@ -127,11 +131,26 @@ def test_a_restored_compressor_goes_on_with_equal_bits():
     assert all(torch.equal(a, b) for a, b in zip(results[0].mean, results[1].mean, strict=True))
 
 
-def test_rounds_yield_the_predicted_sizes():
+def test_passes_yield_the_predicted_sizes():
     compressor = LowRankCompressor(NAMES, rank=8, always_dense=["fc2"])
-    rounds = compressor.rounds([torch.randn(s) for s in SHAPES])
-    first = next(rounds)
-    assert [t.numel() for t in first] == compressor.round_numels(SHAPES)[0] == [8 * 96, 64, 50 * 130, 9]
+    passes = compressor.passes([torch.randn(s) for s in SHAPES])
+    dense = [BlockGrid.of_shape(shape) for shape in SHAPES]
+    grids = compressor.pass_grids(SHAPES, dense)
+    assert grids == [[BlockGrid(8 * 96, 96), *dense[1:]], [BlockGrid(8 * 64, 64)]]
+    first = next(passes)
+    assert [t.numel() for t in first] == [grid.numel for grid in grids[0]] == [8 * 96, 64, 50 * 130, 9]
+
+
+def test_without_its_bases_it_keeps_the_rank_and_starts_anew():
+    first = LowRankCompressor(NAMES, rank=8, adaptive=True)
+    for step in range(6):
+        average_in_lockstep([first], [matrices_of_rank(2, step)], build_codec("none", 64))
+        first.commit()
+    assert first.codec_rank < 8
+    second = LowRankCompressor(NAMES, rank=8, adaptive=True)
+    second.load_state_dict(CompressorState(first.state_dict().common))
+    assert second.codec_rank == first.codec_rank
+    assert second.state_dict().layout_bound == {}
 
 
 def test_zero_matrices_and_rank_above_the_data_are_fine():
@@ -141,7 +160,7 @@ def test_zero_matrices_and_rank_above_the_data_are_fine():
     compressor.commit()
     assert torch.equal(result.mean[0], torch.zeros(96, 64))
     assert (result.mean[1] - inputs[1]).norm() < 0.2 * inputs[1].norm()
-    assert all(basis.isfinite().all() for basis in compressor.state_dict().values())
+    assert all(basis.isfinite().all() for basis in compressor.state_dict().layout_bound.values())
 
 
 @pytest.mark.parametrize("rank", [1, 5, 32])

@@ -13,7 +13,9 @@ import torch
 
 from dilocox.outer.codec.block_codec import BlockCodec
 from dilocox.outer.codec.formats import build_format
+from dilocox.outer.codec.grid import BlockGrid
 from dilocox.outer.codec.kernels import TwinKernels
+from dilocox.outer.codec.registry import CODECS
 from tests.outer.codec.conftest import hard_inputs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -25,14 +27,16 @@ def compare_with_twin(device: str) -> None:
 
     form = build_format("int4")
     for block_size in (8, 24, 64):
-        fast = BlockCodec(form, block_size, None, TritonInt4Kernels())
-        twin = BlockCodec(form, block_size, None, TwinKernels(form))
+        entry = CODECS.get("int4")
+        fast = BlockCodec(entry, form, block_size=block_size, kernels=TritonInt4Kernels())
+        twin = BlockCodec(entry, form, block_size=block_size, kernels=TwinKernels(form))
         for name, x in hard_inputs().items():
             x = x[:5000].to(device)
-            message = fast.encode([x])
-            assert torch.equal(message.cpu(), twin.encode([x.cpu()])), (name, block_size)
-            decoded = [codec.decode(message, [x.numel()])[0].cpu() for codec in (fast, twin)]
-            assert torch.equal(*(values.view(torch.int32) for values in decoded)), (name, block_size)
+            for grid in (BlockGrid.of_shape(tuple(x.shape)), BlockGrid(x.numel(), 84, 6)):
+                message = fast.encode([x], [grid])
+                assert torch.equal(message.cpu(), twin.encode([x.cpu()], [grid])), (name, block_size)
+                decoded = [codec.decode(message, [grid])[0].cpu() for codec in (fast, twin)]
+                assert torch.equal(*(values.view(torch.int32) for values in decoded)), (name, block_size)
 
 
 @needs_triton
