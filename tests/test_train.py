@@ -107,15 +107,15 @@ class SharedBatches:
         }
 
 
-def weights(run):
-    return [shard.tensor.clone() for shard in run.masters.shards]
+def weights(trainer):
+    return [shard.tensor.clone() for shard in trainer.masters.shards]
 
 
 def train_on_shared_batches(island, rank, path, overrides, resume):
-    import dilocox.train
+    import dilocox.trainer
     from tests.training import train_rank
 
-    dilocox.train.build_data = lambda config, resolved, *, island_id, **_: SharedBatches(config, island_id)
+    dilocox.trainer.build_data = lambda config, resolved, *, island_id, **_: SharedBatches(config, island_id)
     return train_rank(island, rank, path, overrides, weights, resume)
 
 

@@ -9,7 +9,6 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
 from dilocox.config.schema import Config
-from dilocox.errors import ConfigError
 from dilocox.inner.model import DTYPES
 from dilocox.inner.optimizer_state import allocate_state
 
@@ -21,13 +20,8 @@ def build_optimizer(config: Config, model: nn.Module) -> Any:
 
     Args:
         model: Megatron's `DistributedDataParallel`.
-
-    Raises:
-        ConfigError: SGD with the distributed optimizer, which Megatron does not have.
     """
     inner = config.inner
-    if inner.optimizer == "sgd" and config.parallel.use_distributed_optimizer:
-        raise ConfigError("inner.optimizer", "sgd", "parallel.use_distributed_optimizer needs adam")
     settings = OptimizerConfig(
         optimizer=inner.optimizer,
         lr=inner.lr,

@@ -13,7 +13,7 @@ from dilocox.outer.control_group import GlooControlGroup
 from dilocox.outer.data_parallel import WanDataParallel
 from dilocox.outer.diloco import DilocoLoop
 from dilocox.outer.fragments import Sized, assign, group
-from dilocox.outer.loop import NoOuterLoop, OuterLoop
+from dilocox.outer.loop import OuterLoop
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.sync.runner import JoinRules, SyncRunner
 from dilocox.outer.wan.address import resolve_address
@@ -54,8 +54,6 @@ def build_outer_loop(
     Raises:
         ConfigError: the WAN's interface or address is no good.
     """
-    if config.outer.method == "none":
-        return NoOuterLoop()
     island = GlooControlGroup(sync_group)
     identity = {
         "run_id": config.run.name,

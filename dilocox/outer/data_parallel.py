@@ -16,7 +16,8 @@ from torch import Tensor
 from dilocox.config.schema import OuterConfig
 from dilocox.errors import WanError
 from dilocox.metrics.records import SyncRecord
-from dilocox.outer.loop import NoOuterLoop, State
+from dilocox.no_outer_loop import NoOuterLoop
+from dilocox.outer.loop import State
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncRunner
@@ -50,7 +51,7 @@ class WanDataParallel(NoOuterLoop):
         self._rules = rules
         self._hello = hello
         self._report = report
-        self._inner_step = 0
+        super().__init__()
         self._num_tokens = 1
         self._thread = SyncThread(torch.device("cpu"))
         self._averaging: FragmentReducer | None = None
@@ -71,7 +72,8 @@ class WanDataParallel(NoOuterLoop):
         self._report.event("join", inner_step, islands=joined.num_islands)
         return inner_step
 
-    def add_tokens(self, num_tokens: int) -> None:
+    def step_done(self, num_tokens: int) -> None:
+        super().step_done(num_tokens)
         self._num_tokens = num_tokens
 
     def predicted_bytes(self) -> int:
@@ -118,11 +120,10 @@ class WanDataParallel(NoOuterLoop):
             raise WanError(f"gradients of inner step {self._inner_step + 1}: {outcome.error}")
         for buffer, mean in zip(self._buffers(), outcome.average.mean, strict=True):
             buffer.copy_(mean)
-        self._inner_step += 1
         self.num_outer_steps += 1
         self._report.sync(
             SyncRecord(
-                inner_step=self._inner_step,
+                inner_step=self._inner_step + 1,
                 outer_step=self.num_outer_steps,
                 fragment=0,
                 num_participants=outcome.num_participants,

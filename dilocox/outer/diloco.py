@@ -8,7 +8,7 @@ failed changes nothing: its progress is in the next MEASURE.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from dilocox.outer.sync.runner import JoinRules, SyncRequest, SyncResult, SyncRu
 from dilocox.outer.sync.thread import SyncThread
 from dilocox.outer.wan.base import Member
 from dilocox.param_shard import ParamShard
+from dilocox.position import Position
 
 State = dict[str, Any]
 
@@ -72,6 +73,7 @@ class DilocoLoop:
         self._thread = SyncThread(self.state.device)
         self._measured: PendingSync | None = None
         self._flying: PendingSync | None = None
+        self._inner_step = 0
         self._num_applied = (
             0  # syncs as the WAN counts them, without one that is committed but not applied yet
         )
@@ -79,18 +81,23 @@ class DilocoLoop:
 
     # -- the three verbs -------------------------------------------------------------------------
 
-    def events_after(self, inner_step: int) -> list[Event]:
-        """What is due after this inner step (0-based), in order."""
-        return self.state.schedule.after(inner_step)
+    @property
+    def position(self) -> Position:
+        return Position(self._inner_step, self._num_applied)
 
-    def measure(self, event: Event, inner_step: int) -> None:
-        """MEASURE: takes the pseudo-gradient; weights untouched.
+    def step_done(self, num_tokens: int) -> None:
+        """Counts one more inner step."""
+        self._inner_step += 1
+        self.state.add_tokens(num_tokens)
 
-        Args:
-            inner_step: inner steps done.
-        """
+    def events(self) -> Iterator[Event]:
+        """What is due after the inner steps done, in order."""
+        return iter(self.state.schedule.after(self._inner_step - 1))
+
+    def measure(self, event: Event) -> None:
+        """MEASURE: takes the pseudo-gradient; weights untouched."""
         deltas = self.state.fragments[event.fragment].measure()
-        self._measured = PendingSync(event, inner_step, deltas, deltas)
+        self._measured = PendingSync(event, self._inner_step, deltas, deltas)
 
     def start(self, event: Event) -> None:
         """START: puts what was measured on the WAN and returns at once."""
@@ -99,13 +106,10 @@ class DilocoLoop:
         flight.message = self.state.fragments[event.fragment].message(flight.deltas)
         self._launch(flight)
 
-    def apply(self, event: Event, inner_step: int) -> None:
+    def apply(self, event: Event) -> None:
         """APPLY: outer step on the anchor, then the weights. Waits for the exchange if it must.
 
         In place: anchor, momentum, residual and shards of the fragment, then the model's weights.
-
-        Args:
-            inner_step: inner steps done.
         """
         flight, self._flying = self._flying, None
         outcome = None if flight is None else self._land(flight)
@@ -121,18 +125,14 @@ class DilocoLoop:
             fragment.give_back(flight.deltas)
         self._publish()
         if outcome is not None and event.fragment == len(self.state.fragments) - 1:
-            self._follow_rank(outcome, inner_step)
+            self._follow_rank(outcome, self._inner_step)
 
-    def drain(self, inner_step: int) -> None:
-        """Applies what is in flight when training ends; `eager` islands then average their anchors.
-
-        Args:
-            inner_step: 0-based index of the last step.
-        """
-        for event in self.state.schedule.drain(inner_step):
-            self.apply(event, inner_step + 1)
+    def drain(self) -> None:
+        """Applies what is in flight when training ends; `eager` islands then average their anchors."""
+        for event in self.state.schedule.drain(self._inner_step - 1):
+            self.apply(event)
         if self._config.delay_mode == "eager":
-            self._average_anchors(inner_step + 1)
+            self._average_anchors(self._inner_step)
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -151,6 +151,7 @@ class DilocoLoop:
         waiting = partial(self._report.event, "waiting", inner_step)
         job = partial(self._exchange.join, hello, self._rules, listen=self._listener, waiting=waiting)
         joined = self._thread.result(self._thread.submit(job))
+        self._inner_step = joined.inner_step
         if joined.healed is not None:
             self._adopt(joined.healed, joined.inner_step)
         self._publish()
@@ -178,10 +179,6 @@ class DilocoLoop:
     def anchors(self) -> list[Tensor]:
         """fp32, one a shard; not copies."""
         return self.state.anchors()
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Counts tokens that this island has trained on."""
-        self.state.add_tokens(num_tokens)
 
     def predicted_bytes(self) -> int:
         """Payload bytes of this rank that the formula gives for the syncs done."""
@@ -222,7 +219,7 @@ class DilocoLoop:
         self._flying.future = Future()
         self._flying.future.set_result(replace(outcome, healed=None))
         for event in events[start + 1 :]:
-            self.apply(event, inner_step)
+            self.apply(event)
 
     def _empty_flight(self, event: Event, inner_step: int) -> PendingSync:
         zeros = [torch.zeros_like(anchor) for anchor in self.state.fragments[event.fragment].anchor]

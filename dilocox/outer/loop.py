@@ -1,13 +1,14 @@
-"""What the training loop asks of level 2, whatever the method; and the level 2 of islands alone."""
+"""What the training loop asks of level 2, whatever the method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from dilocox.outer.schedule import Event
+from dilocox.position import Position
 
 State = dict[str, Any]
 
@@ -23,23 +24,27 @@ class OuterLoop(Protocol):
     interface: str | None
     reduce_gradients: Callable[[], None] | None
 
+    @property
+    def position(self) -> Position:
+        """Where the run is; the one owner of it. `apply` may move it to where the other islands are."""
+
     def join(self, inner_step: int) -> int:
         """Meets the other islands; returns the inner steps done as the run counts them."""
 
-    def events_after(self, inner_step: int) -> list[Event]:
-        """What is due after this inner step (0-based), in order."""
+    def step_done(self, num_tokens: int) -> None:
+        """One more inner step is done, on `num_tokens` tokens of this island."""
 
-    def measure(self, event: Event, inner_step: int) -> None: ...
+    def events(self) -> Iterator[Event]:
+        """What is due after the inner steps done, in order. Look at `position` after each APPLY."""
+
+    def measure(self, event: Event) -> None: ...
 
     def start(self, event: Event) -> None: ...
 
-    def apply(self, event: Event, inner_step: int) -> None: ...
+    def apply(self, event: Event) -> None: ...
 
-    def drain(self, inner_step: int) -> None:
-        """Finishes what is in flight after the last inner step (0-based)."""
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Counts tokens that this island has trained on."""
+    def drain(self) -> None:
+        """Finishes what is in flight after the last inner step."""
 
     def anchors(self) -> list[Tensor] | None:
         """fp32, one a shard; None where the local weights are all there is."""
@@ -55,47 +60,3 @@ class OuterLoop(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
     def close(self) -> None: ...
-
-
-class NoOuterLoop:
-    """Islands that never meet (`outer.method: none`)."""
-
-    interface: str | None = None
-    reduce_gradients: Callable[[], None] | None = None
-    num_outer_steps = 0
-
-    def join(self, inner_step: int) -> int:
-        return inner_step
-
-    def events_after(self, inner_step: int) -> list[Event]:
-        return []
-
-    def measure(self, event: Event, inner_step: int) -> None:
-        raise AssertionError("no events without a method")
-
-    def start(self, event: Event) -> None:
-        raise AssertionError("no events without a method")
-
-    def apply(self, event: Event, inner_step: int) -> None:
-        raise AssertionError("no events without a method")
-
-    def drain(self, inner_step: int) -> None:
-        """Nothing is in flight."""
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Nobody weighs this island."""
-
-    def anchors(self) -> list[Tensor] | None:
-        return None
-
-    def predicted_bytes(self) -> int:
-        return 0
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to continue."""
-
-    def close(self) -> None:
-        """Nothing to leave."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
+from dilocox.hashing import hash_tensors
 from dilocox.outer.fragment import FragmentState
-from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.optimizer import build_outer_optimizer
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.schedule import Phase, Schedule

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from dilocox.errors import QuorumError, WanError
+from dilocox.hashing import hash_tensors
 from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.control_group import ControlGroup
-from dilocox.outer.hashing import hash_tensors
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.wan.base import Member, QuorumSession, Wan
 from dilocox.param_shard import ParamShard
