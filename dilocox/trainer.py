@@ -77,8 +77,7 @@ class Trainer:
             topology = Topology.from_config(config.parallel)
             self.island = backend.init_island(chosen, topology, rank=context.rank, run=config.run)
             undo.callback(backend.shutdown, self.island)
-            self._build_level_1(data)
-            undo.callback(self.batches.close)
+            self._build_level_1(data, undo)
             loaded = self._load() if resume or config.checkpoint.load else None
             self._schedule_step = 0 if loaded is None else loaded.iteration
             self.recorder = Recorder(
@@ -193,7 +192,7 @@ class Trainer:
         if (anchors := self.outer.anchors()) is not None:
             self.masters.load(anchors)
 
-    def _build_level_1(self, data: ResolvedData) -> None:
+    def _build_level_1(self, data: ResolvedData, undo: ExitStack) -> None:
         config, island = self.config, self.island
         self.tokenizer = data.tokenizer.build()
         self.data = build_data(
@@ -209,6 +208,7 @@ class Trainer:
             global_batch_size=config.inner.global_batch_size,
             device=island.backend.device,
         )
+        undo.callback(self.batches.close)
         self.inner = Inner(config, island, build_model(config, island, vocab_size=data.vocab_size))
         self.masters = MasterWeights(island, self.inner.model, self.inner.optimizer)
 
