@@ -155,7 +155,7 @@ def test_random_streams_follow_stage_and_model_copy():
 def test_importing_both_levels_says_nothing():
     program = (
         "from dilocox.backend import quiet_third_parties; quiet_third_parties();"
-        "import dilocox.inner.model, dilocox.inner.step, dilocox.inner.master_weights, dilocox.checkpoint.store"
+        "import dilocox.inner.model, dilocox.inner.step, dilocox.trainer"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     run = subprocess.run(

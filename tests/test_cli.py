@@ -11,7 +11,8 @@ from tests.config.invalid_configs import INVALID
 
 COMMANDS = {
     "launch": {
-        "CONFIG", "--islands", "--lighthouse-bind", "--no-progress", "--overwrite", "--resume", "--set", "--wrap"
+        "CONFIG", "--islands", "--lighthouse-bind", "--no-progress", "--overwrite", "--resume", "--set",
+        "--wrap"
     },
     "train": {"CONFIG", "--island-id", "--resume", "--set"},
     "plan": {"CONFIG", "--set", "--step-time", "--tflops"},

@@ -174,7 +174,7 @@ class Inner:
         return total
 
     def _finalize(self, model: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
-        """Megatron's gradient finalisation, which sums `num_tokens` over the island in place: keep the sum."""
+        """Megatron's gradient finalisation; keeps `num_tokens`, which it sums over the island in place."""
         finalize_model_grads(model, num_tokens, **groups)
         self._num_tokens = num_tokens
 

@@ -102,7 +102,7 @@ def _position_of_checkpoint(records: Sequence[Record], inner_step: int) -> int:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Removes a last line without its end, which a killed process may leave: the next record would join it."""
+    """Removes a last line without its end, which a killed process may leave: the next would join it."""
     if not path.exists():
         return
     data = path.read_bytes()

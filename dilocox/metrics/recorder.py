@@ -32,10 +32,10 @@ class Recorder:
     All ranks log to their own `island_I/rank_R.log`. With `resumed_step` the file is cut back to what
     happened up to that inner step, so that no step is there twice; without it, it starts empty.
 
-    The loss of an inner step is a sum over the island's ranks, which costs a collective. `queue_inner` takes a
-    step without its loss, `settle` fills in the losses of all queued steps. What is recorded in between waits
-    behind them, so the file and the log keep the order in which things happened. A process that is killed
-    loses what was recorded since the last `settle`.
+    The loss of an inner step is a sum over the island's ranks, which costs a collective. `queue_inner` takes
+    a step without its loss, `settle` fills in the losses of all queued steps. What is recorded in between
+    waits behind them, so the file and the log keep the order in which things happened. A process that is
+    killed loses what was recorded since the last `settle`.
     """
 
     def __init__(
