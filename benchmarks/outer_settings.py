@@ -193,10 +193,11 @@ def table(regime: Regime) -> dict[str, dict]:
 
 
 def train_island(island: int, rank: int, path: str, lighthouse: str) -> None:
-    from dilocox.train import Place, train
+    from dilocox.train import train
+    from dilocox.trainer import RankContext
 
     config = load_config(path, [f"wan.lighthouse={lighthouse}"])
-    train(config, Place(island, rank, rank, CACHE), resume=False)
+    train(config, RankContext(island, rank, rank, CACHE), resume=False)
 
 
 def train_both(seed: int, outer: dict, train_iters: int) -> dict:

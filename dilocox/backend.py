@@ -1,4 +1,4 @@
-"""Device, process groups and random generators of one island. Nothing else asks which device it is on."""
+"""Device, process groups and random generators of one island. No other module chooses a device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Island:
 
     Attributes:
         control_group: gloo group of all ranks of the island, for small messages of the training thread.
-        sync_group: the same ranks again, for a background thread alone: its collectives overlap those of
+        sync_group: gloo group of the same ranks, for the sync thread alone: its collectives overlap those of
             the training thread.
     """
 
@@ -99,43 +99,44 @@ def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConf
         run: seeds the generators and sets the CPU threads of a rank.
 
     Raises:
-        ConfigError: the world does not have the ranks that the layout needs.
+        AssertionError: the world does not have the ranks that the layout needs; `dilocox train` compares them
+            before. What exists by then is undone.
     """
-    undo = ExitStack()
-    if backend.is_cuda:
-        torch.cuda.set_device(backend.device)
-    else:
-        undo.enter_context(CpuStandIn())
-    if run.threads_per_rank is not None:
-        torch.set_num_threads(run.threads_per_rank)
-    if not dist.is_initialized():
-        dist.init_process_group(
-            backend.distributed_backend,
-            rank=rank,
-            world_size=topology.ranks_per_island,
-            timeout=GROUP_TIMEOUT,
-            device_id=backend.device if backend.is_cuda else None,
-        )
-    if dist.get_world_size() != topology.ranks_per_island:
-        raise ConfigError(
-            "parallel.ranks_per_island",
-            topology.ranks_per_island,
-            f"the island was started with {dist.get_world_size()} ranks; start as many as the layout needs",
-        )
-    coordinate = topology.coordinate(rank)
-    _init_megatron_groups(topology, rank, coordinate)
-    seed_generators(run.seed, topology, coordinate)
-    control_group, sync_group = (dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) for _ in range(2))
-    return Island(backend, topology, rank, coordinate, control_group, sync_group, undo)
+    with ExitStack() as undo:
+        if backend.is_cuda:
+            torch.cuda.set_device(backend.device)
+        else:
+            undo.enter_context(CpuStandIn())
+        if run.threads_per_rank is not None:
+            torch.set_num_threads(run.threads_per_rank)
+        if not dist.is_initialized():
+            dist.init_process_group(
+                backend.distributed_backend,
+                rank=rank,
+                world_size=topology.ranks_per_island,
+                timeout=GROUP_TIMEOUT,
+                device_id=backend.device if backend.is_cuda else None,
+            )
+        undo.callback(_leave_groups)
+        if (world_size := dist.get_world_size()) != topology.ranks_per_island:
+            raise AssertionError(f"{world_size} ranks for a layout of {topology.ranks_per_island}")
+        coordinate = topology.coordinate(rank)
+        _init_megatron_groups(topology, rank, coordinate)
+        seed_generators(run.seed, topology, coordinate)
+        control_group, sync_group = (dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) for _ in range(2))
+        return Island(backend, topology, rank, coordinate, control_group, sync_group, undo.pop_all())
 
 
 def shutdown(island: Island) -> None:
     """Leaves all groups of the island. Collective: all ranks of the island."""
+    island._undo.close()
+
+
+def _leave_groups() -> None:
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-    island._undo.close()
 
 
 def seed_generators(seed: int, topology: Topology, coordinate: Coordinate) -> None:

@@ -100,15 +100,16 @@ def _train(args: argparse.Namespace) -> int:
     from dilocox.backend import quiet_third_parties
 
     quiet_third_parties()  # before the next import, which brings in megatron-core
-    from dilocox.train import Place, train
+    from dilocox.train import train
+    from dilocox.trainer import RankContext
 
-    place = Place(
+    context = RankContext(
         island_id=args.island_id,
         rank=rank,
         local_rank=_environment_int("LOCAL_RANK"),
         cache_dir=args.cache_dir,
     )
-    return train(config, place, resume=args.resume)
+    return train(config, context, resume=args.resume)
 
 
 def _add_lighthouse(parser: argparse.ArgumentParser) -> None:

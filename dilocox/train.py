@@ -1,4 +1,4 @@
-"""Assembles both levels and runs THE LOOP. Read this page first.
+"""THE LOOP: how a rank trains, from settings to summary. Read this page first.
 
 Level 1 (`inner`): one island, every step, fast fabric; plain Megatron.
 Level 2 (`outer`): between islands, every H steps, WAN; DiLoCo and its streaming and delayed variants.
@@ -6,59 +6,26 @@ Level 2 (`outer`): between islands, every H steps, WAN; DiLoCo and its streaming
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
-from dilocox import backend
-from dilocox.checkpoint import files as checkpoint_files
-from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
-from dilocox.closing import close_run
-from dilocox.config.check import warnings
-from dilocox.config.load import fingerprint
+from dilocox.backend import choose_backend
 from dilocox.config.schema import Config
-from dilocox.data.datasets import build_data
-from dilocox.data.resolve import ResolvedData, prepare
+from dilocox.data.resolve import prepare
 from dilocox.errors import ConfigError
-from dilocox.inner.master_weights import MasterWeights
-from dilocox.inner.model import build_model
-from dilocox.inner.step import Inner, InnerReport, Microbatch
-from dilocox.metrics.interface_bytes import InterfaceBytes
-from dilocox.metrics.recorder import Recorder
-from dilocox.metrics.records import EvalRecord, InnerRecord, Scalar, SyncRecord
-from dilocox.metrics.summary import Status
-from dilocox.metrics.throughput import Throughput
-from dilocox.outer.build import OuterParts, build_outer_loop
-from dilocox.outer.loop import NoOuterLoop, OuterLoop
-from dilocox.outer.modes.base import EventKind
-from dilocox.outer.sync.request import SyncStats
-from dilocox.param_shard import ShardState
-from dilocox.shapes import count_parameters, stage_parameters
-from dilocox.stop import StopRequest
-from dilocox.topology import Topology
+from dilocox.hashing import combine, hash_tensors
+from dilocox.inner.generate import generate
+from dilocox.inner.model import check_layers
+from dilocox.metrics.sinks import check_packages
+from dilocox.metrics.summary import RunOutcome, Status, island_summary, merge, write_island_summary
+from dilocox.shapes import count_parameters
+from dilocox.trainer import RankContext, Trainer
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands, as torchrun's environment says.
-
-    Attributes:
-        rank: in the island's own world.
-        local_rank: on this host.
-        cache_dir: where prepared corpora are kept between runs.
-    """
-
-    island_id: int
-    rank: int
-    local_rank: int
-    cache_dir: Path
-
-
-def train(config: Config, place: Place, *, resume: bool) -> int:
+def train(config: Config, context: RankContext, *, resume: bool) -> int:
     """Trains this rank's part of one island.
 
     Returns:
@@ -67,231 +34,113 @@ def train(config: Config, place: Place, *, resume: bool) -> int:
     Raises:
         ConfigError: bad settings or data, before any process group exists.
     """
-    if config.outer.method != "none" and config.parallel.num_islands > 1 and config.wan.lighthouse is None:
-        raise ConfigError(
-            "wan.lighthouse",
-            None,
-            "islands need a place to meet; start `dilocox lighthouse` and set its address",
-        )
-    data = prepare(config, place.cache_dir, island_id=place.island_id)
-    with Run(config, place, data, resume=resume) as run:
-        run.start()
-        close_run(run, loop(run))
+    check(config, context)
+    data = prepare(config, context.cache_dir, island_id=context.island_id)
+    with Trainer(config, context, data, resume=resume) as trainer:
+        trainer.start()
+        close(trainer, loop(trainer))
     return 0
 
 
-def loop(run: Run) -> Status:
+def loop(trainer: Trainer) -> Status:
     """Trains until the last step or a reason to stop."""
-    inner, outer = run.inner, run.outer
-    batches = run.batches()
-    while run.inner_step < run.config.inner.train_iters:
+    outer, train_iters = trainer.outer, trainer.config.inner.train_iters
+    while trainer.inner_step < train_iters:
         # Level 1: one optimizer step inside this island, fast fabric.
-        report = inner.step(next(batches), outer.reduce_gradients)
-        outer.step_done(report.num_tokens)
-        expected = run.inner_step
+        report = trainer.step()
         # Level 2: between islands, WAN. The schedule is pure integers and fixes the order.
         for event in outer.events():
-            match event.kind:
-                case EventKind.MEASURE:
+            match event.kind.name:
+                case "MEASURE":
                     outer.measure(event)  # weights untouched
-                case EventKind.START:
-                    outer.start(event)  # goes on the WAN, training continues
-                case EventKind.APPLY:
+                case "START":
+                    outer.start(event)  # goes on the WAN while training continues
+                case "APPLY":
                     outer.apply(event)  # the only place where level 2 changes weights
-        if run.inner_step != expected:  # this island follows the others
-            run.follow(expected)
-            batches = run.batches()
-        run.after_step(run.inner_step, report)
-        if run.must_stop():
-            run.save()
+        trainer.after_step(report)
+        if trainer.must_stop():
+            trainer.save()
             return "interrupted"
     outer.drain()
     return "completed"
 
 
-class Run:
-    """Both levels of one rank, and what is measured and saved around the loop.
+def close(trainer: Trainer, status: Status) -> None:
+    """Leaves the anchor in the model, saves, generates a sample, and writes the summary.
 
-    Collective: every method, by all ranks of the island.
+    Collective: all ranks of the island.
     """
+    trainer.throughput.stop()
+    sample = None
+    if status == "completed":
+        trainer.load_anchors()
+        trainer.evaluate()
+        trainer.save()
+        sample = _sample(trainer)
+    config, island_id = trainer.config, trainer.context.island_id
+    outcome = RunOutcome(
+        status=status,
+        run_id=config.run.name,
+        parameters=count_parameters(config.model, config.parallel, vocab_size=trainer.vocab_size),
+        outer_steps=trainer.outer.num_outer_steps,
+        anchor_hash=_anchor_hash(trainer),
+        predicted_bytes=_predicted_bytes(trainer),
+        sample=sample,
+    )
+    if trainer.context.rank != 0:
+        return
+    summary = island_summary(
+        config,
+        island_id=island_id,
+        outcome=outcome,
+        totals=trainer.recorder.totals,
+        throughput=trainer.throughput,
+        interface=trainer.interface,
+    )
+    write_island_summary(trainer.run_dir, summary)
+    merge(trainer.run_dir)
 
-    def __init__(self, config: Config, place: Place, data: ResolvedData, *, resume: bool) -> None:
-        self.config, self.place = config, place
-        self.run_dir = Path(config.run.output_dir) / config.run.name
-        self.stop = StopRequest(config.run)
-        self.topology = Topology.from_config(config.parallel)
-        chosen = backend.choose_backend(config.run.device, place.local_rank)
-        self.island = backend.init_island(chosen, self.topology, rank=place.rank, run=config.run)
-        self.tokenizer = data.tokenizer.build()
-        self.data = build_data(
-            config,
-            data,
-            island_id=place.island_id,
-            dp_rank=self.island.coordinate.dp,
-            run_dir=self.run_dir,
-            barrier=lambda: dist.barrier(self.island.control_group),
+
+def check(config: Config, context: RankContext) -> None:
+    """Finds what would stop this rank later; starts nothing.
+
+    Raises:
+        ConfigError: a setting does not fit this host, or islands have no place to meet.
+    """
+    check_layers(config.model, choose_backend(config.run.device, context.local_rank))
+    check_packages(config)
+    if config.outer.method == "none" or config.parallel.num_islands == 1:
+        return
+    if config.wan.lighthouse is None:
+        raise ConfigError(
+            "wan.lighthouse",
+            None,
+            "islands need a place to meet; start `dilocox lighthouse` and set its address",
         )
-        self.vocab_size = data.vocab_size
-        self.inner = Inner(config, self.island, build_model(config, self.island, vocab_size=data.vocab_size))
-        self.masters = MasterWeights(self.island, self.inner.model, self.inner.optimizer)
-        self.throughput = Throughput()
-        folder = Path(config.checkpoint.save or self.run_dir / "checkpoints") / f"island_{place.island_id}"
-        self.checkpoints = Checkpoints(folder, self.island, fingerprint=fingerprint(config))
-        loaded = self._load() if resume or config.checkpoint.load else None
-        self._first_step = 0 if loaded is None else loaded.iteration
-        self._saved_step = -1
-        self.recorder = Recorder(
-            self.run_dir,
-            island_id=place.island_id,
-            rank=place.rank,
-            config=config,
-            resumed_step=None if loaded is None else loaded.iteration,
-        )
-        self.outer: OuterLoop = NoOuterLoop()
-        if config.outer.method != "none":
-            self.outer = build_outer_loop(config, self._outer_parts(data.tokenizer_identity))
-        if loaded is not None:
-            self.outer.load_state_dict(ShardState(**loaded.rank_state["outer"]))
-            self.throughput.load_state_dict(loaded.common["throughput"])
-            self.recorder.event("resume", self._first_step, folder=str(folder))
-        self.interface = InterfaceBytes(self.outer.interface)
+    from dilocox.outer.wan.address import parse_port_range, resolve_address
 
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.outer.close()
-        self.recorder.close()
-        self.stop.restore()
-        if exception[0] is None:
-            backend.shutdown(self.island)
-
-    def start(self) -> None:
-        """Meets the other islands and takes the first validation."""
-        self.outer.join(self._first_step)
-        self.follow(self._first_step)
-        parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
-        self.recorder.event("start", self.inner_step, parameters=parameters)
-        for hint in warnings(self.config):
-            self.recorder.event("note", self.inner_step, text=hint)
-        if self.inner_step == 0:
-            self.evaluate()
-        self.throughput.start()
-
-    @property
-    def inner_step(self) -> int:
-        """Inner steps done."""
-        return self.outer.position.inner_step
-
-    def batches(self) -> Iterator[Sequence[Microbatch]]:
-        """Training batches from where the run is."""
-        return self.data.batches(self.inner_step * self.config.inner.global_batch_size)
-
-    def follow(self, inner_step: int) -> None:
-        """Moves the learning rate to where level 2 has moved this island."""
-        if self.inner_step != inner_step:
-            self.inner.scheduler.step(self.inner_step - inner_step)
-
-    def after_step(self, inner_step: int, report: InnerReport) -> None:
-        """Records a finished step; validates and saves when it is time."""
-        self.throughput.add_step(tokens=report.num_tokens, compute_s=report.step_time_s)
-        self.recorder.inner(
-            InnerRecord(
-                inner_step=inner_step,
-                lm_loss=report.lm_loss,
-                grad_norm=math.nan if report.grad_norm is None else report.grad_norm,
-                lr=report.lr,
-                tokens=report.num_tokens,
-                step_time_s=report.step_time_s,
-            )
-        )
-        if report.skipped:
-            self.recorder.event("skipped_step", inner_step)
-        last = inner_step == self.config.inner.train_iters
-        if (every := self.config.logging.eval_interval) and inner_step % every == 0 and not last:
-            self.evaluate()
-        if (every := self.config.checkpoint.save_interval) and inner_step % every == 0 and not last:
-            self.save()
-
-    def must_stop(self) -> bool:
-        """Whether any rank of the island has a reason to stop."""
-        mine = self.stop.check(self.inner_step)
-        anyone = torch.tensor(int(mine), dtype=torch.int32)
-        dist.all_reduce(anyone, op=dist.ReduceOp.MAX, group=self.island.control_group)
-        if not anyone:
-            return False
-        self.stop.note("another rank of the island was told to stop")
-        self.recorder.event("stop", self.inner_step, reason=self.stop.reason)
-        return True
-
-    def evaluate(self) -> float:
-        """Validates the anchor (without one, the local weights)."""
-        anchors = self.outer.anchors()
-        batches = self.data.validation_batches(self.config.logging.eval_iters)
-        with self.throughput.paused():
-            if anchors is None:
-                loss = self.inner.evaluate(batches)
-            else:
-                with self.masters.temporarily(anchors):
-                    loss = self.inner.evaluate(batches)
-        self.recorder.eval(EvalRecord(self.inner_step, loss))
-        return loss
-
-    def save(self) -> None:
-        """Writes a checkpoint of both levels, unless there is one of this step."""
-        if self._saved_step == self.inner_step:
-            return
-        self._saved_step = self.inner_step
-        with self.throughput.paused():
-            path = self.checkpoints.save(
-                self.inner_step,
-                self._train_state(),
-                rank_state={"outer": vars(self.outer.state_dict())},
-                common={"throughput": self.throughput.state_dict()},
-                retain=self.config.checkpoint.save_retain,
-            )
-        self.recorder.event("checkpoint", self.inner_step, folder=str(path))
-
-    def _load(self) -> Loaded | None:
-        """The newest checkpoint of this island; None where there is none yet."""
-        source = self.checkpoints
-        if self.config.checkpoint.load:
-            folder = Path(self.config.checkpoint.load) / f"island_{self.place.island_id}"
-            source = Checkpoints(folder, self.island, fingerprint=fingerprint(self.config))
-        iteration = checkpoint_files.latest(source.directory)
-        return None if iteration is None else source.load(self._train_state(), iteration)
-
-    def _outer_parts(self, tokenizer: str) -> OuterParts:
-        stage = stage_parameters(
-            self.config.model,
-            self.config.parallel,
-            vocab_size=self.vocab_size,
-            pp_rank=self.island.coordinate.pp,
-        )
-        return OuterParts(
-            island_id=self.place.island_id,
-            sync_group=self.island.sync_group,
-            shards=self.masters.shards,
-            parameters=[parameter for parameter in stage if not parameter.tied_copy],
-            publish=self.masters.publish,
-            gradient_buffers=self.inner.gradient_buffers,
-            report=OuterReporter(self.recorder),
-            stopping=lambda: self.stop.is_set,
-            tokenizer=tokenizer,
-        )
-
-    def _train_state(self) -> TrainState:
-        return TrainState(self.inner.model, self.inner.optimizer, self.inner.scheduler)
+    resolve_address(config.wan.interface, config.wan.advertise_address, config.wan.lighthouse)
+    if config.wan.port_range is not None:
+        parse_port_range(config.wan.port_range)
 
 
-class OuterReporter:
-    """Hands to metrics what level 2 reports."""
+def _sample(trainer: Trainer) -> str:
+    """Text that the model generates, the prompt included; the text of a NullTokenizer is numbers."""
+    prompt = "" if trainer.config.data.tokenizer_type == "NullTokenizer" else SAMPLE_PROMPT
+    seed = trainer.config.run.seed
+    return prompt + generate(trainer.inner, trainer.tokenizer, prompt, num_tokens=SAMPLE_TOKENS, seed=seed)
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
 
-    def sync(self, stats: SyncStats) -> None:
-        self._recorder.sync(SyncRecord(**asdict(stats)))
+def _anchor_hash(trainer: Trainer) -> str:
+    """Hash over the anchors of all ranks of the island; equal on all islands."""
+    anchors = trainer.outer.anchors() or [shard.tensor for shard in trainer.masters.shards]
+    hashes: list[str] = [""] * trainer.island.topology.ranks_per_island
+    dist.all_gather_object(hashes, hash_tensors(anchors), group=trainer.island.control_group)
+    return combine(hashes)
 
-    def event(self, event: str, inner_step: int, **details: Scalar) -> None:
-        self._recorder.event(event, inner_step, **details)
+
+def _predicted_bytes(trainer: Trainer) -> int:
+    """Payload bytes of the island that the formula gives for the syncs done."""
+    total = torch.tensor(trainer.outer.predicted_bytes())
+    dist.all_reduce(total, group=trainer.island.control_group)
+    return int(total)

@@ -1,14 +1,50 @@
 """The command line: one line and exit code 2 for bad input, before anything starts."""
 
+import argparse
 import subprocess
 import sys
 
 import pytest
 
-from dilocox.cli import main
+from dilocox.cli import _parser, main
 from tests.config.invalid_configs import INVALID
 
-COMMANDS = ["launch", "train", "plan", "report", "doctor", "submit", "lighthouse", "preprocess"]
+COMMANDS = {
+    "launch": {
+        "CONFIG", "--islands", "--lighthouse-bind", "--no-progress", "--overwrite", "--resume", "--set",
+        "--wrap"
+    },
+    "train": {"CONFIG", "--island-id", "--resume", "--set"},
+    "plan": {"CONFIG", "--set", "--step-time", "--tflops"},
+    "report": {"FOLDER"},
+    "doctor": {"CONFIG", "--listen", "--peer", "--set"},
+    "submit": {"CONFIG", "--dry-run", "--islands", "--set", "--site"},
+    "lighthouse": {"--advertise-address", "--bind", "--grace-s", "--min-islands"},
+    "preprocess": {
+        "--append-eod", "--input", "--json-keys", "--log-interval", "--output-prefix", "--skip-bad-lines",
+        "--tokenizer-model", "--tokenizer-type", "--train-tokenizer", "--vocab-size", "--workers"
+    },
+}  # fmt: skip
+"""The command line is a contract: scripts at other sites call it."""
+CPU = ["--island-id", "0", "--set", "run.device=cpu", "--set"]
+MEETING = ["--island-id", "0", "--set", "wan.lighthouse=http://127.0.0.1:1", "--set"]
+
+
+def commands_of(*arguments):
+    """The parsers of all commands."""
+    (action,) = (a for a in _parser(arguments)._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices
+
+
+def test_the_names_of_commands_are_pinned():
+    assert set(commands_of()) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_of_a_command_are_pinned(command):
+    actions = commands_of(command)[command]._actions
+    names = {name for action in actions for name in action.option_strings or [action.dest.upper()]}
+    assert names - {"-h", "--help"} == COMMANDS[command]
 
 
 @pytest.mark.parametrize("case", INVALID, ids=lambda case: case.name)
@@ -44,6 +80,10 @@ def test_train_outside_torchrun_says_so(tmp_path, capsys, monkeypatch):
         ({"WORLD_SIZE": "1"}, ["--island-id", "2"], "--island-id"),
         ({"WORLD_SIZE": "3"}, ["--island-id", "0"], "parallel.ranks_per_island"),
         ({"WORLD_SIZE": "1"}, ["--island-id", "0"], "wan.lighthouse"),
+        # found before the process group exists: without MASTER_ADDR it could not be made
+        ({"WORLD_SIZE": "1"}, [*CPU, "model.transformer_impl=transformer_engine"], "model.transformer_impl"),
+        ({"WORLD_SIZE": "1"}, [*MEETING, "wan.interface=none0"], "wan.interface"),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "99"}, [*CPU, "run.device=cuda"], "run.device"),
     ],
 )
 def test_train_checks_its_place(environment, arguments, field, tmp_path, capsys, monkeypatch):

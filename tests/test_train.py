@@ -1,6 +1,8 @@
 """Equivalences of the whole trainer: layouts, methods, seeds, resume."""
 
 import json
+import signal
+import threading
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 from dilocox.config.check import warnings
 from dilocox.config.load import load_config
 from dilocox.metrics.jsonl import read_records
+from dilocox.metrics.records import EventRecord
+from tests.distributed.forkserver import run_islands
 from tests.training import train, write_run
 
 TWO_OUTER_STEPS = {"method": "diloco", "sync_interval": 10}
@@ -107,20 +111,19 @@ class SharedBatches:
         }
 
 
-def weights(run):
-    return [shard.tensor.clone() for shard in run.masters.shards]
+def weights(trainer):
+    return [shard.tensor.clone() for shard in trainer.masters.shards]
 
 
 def train_on_shared_batches(island, rank, path, overrides, resume):
-    import dilocox.train
+    import dilocox.trainer
     from tests.training import train_rank
 
-    dilocox.train.build_data = lambda config, resolved, *, island_id, **_: SharedBatches(config, island_id)
+    dilocox.trainer.build_data = lambda config, resolved, *, island_id, **_: SharedBatches(config, island_id)
     return train_rank(island, rank, path, overrides, weights, resume)
 
 
 def test_data_parallel_islands_equal_one_island_with_twice_the_batch(tmp_path):
-    from tests.distributed.forkserver import run_islands
     from tests.training import lighthouse
 
     path = write_run(tmp_path, inner={"train_iters": 10})
@@ -138,13 +141,15 @@ def test_data_parallel_islands_equal_one_island_with_twice_the_batch(tmp_path):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def replicas(run):
+def replicas(trainer):
     """Anchors by name, and this rank's copies of what Megatron keeps more than once."""
     from dilocox.inner.names import named_global_parameters
 
-    anchors = {p.name: a.clone() for p, a in zip(run.masters.shards, run.outer.anchors(), strict=True)}
-    copies = {n: p.detach().clone() for n, p in named_global_parameters(run.inner.model).items()}
-    return run.island.coordinate, anchors, copies
+    anchors = {
+        p.name: a.clone() for p, a in zip(trainer.masters.shards, trainer.outer.anchors(), strict=True)
+    }
+    copies = {n: p.detach().clone() for n, p in named_global_parameters(trainer.inner.model).items()}
+    return trainer.island.coordinate, anchors, copies
 
 
 def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
@@ -185,3 +190,56 @@ def test_resumed_equals_uninterrupted(stop, tmp_path):
         assert losses_of(resumed, island) == losses_of(whole, island)
     runs = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "test")]
     assert runs[0]["anchor_hash"] == runs[1]["anchor_hash"]
+
+
+def events_of(path):
+    return [record for record in read_records(path) if isinstance(record, EventRecord)]
+
+
+def test_a_run_says_which_folder_it_resumes_from(tmp_path):
+    path = write_run(tmp_path, inner={"train_iters": 4}, outer={"method": "none"})
+    train(path, "run.exit_interval=2", "run.name=first")
+    saved = tmp_path / "runs" / "first" / "checkpoints"
+    (first,), (second,) = (
+        train(path, f"run.name={name}", f"checkpoint.load={saved}", job=schedule_of)[0]
+        for name in ("second", "third")
+    )
+    events = events_of(tmp_path / "runs" / "second" / "island_0" / "metrics.jsonl")
+    (resume,) = (event for event in events if event.event == "resume")
+    assert resume.details["folder"] == str(saved / "island_0" / "iter_0000002")
+    assert first == second
+
+
+def schedule_of(trainer):
+    return trainer.inner_step, trainer.inner.scheduler.num_steps
+
+
+def _a_constructor_that_fails(island, rank, path, failing):
+    import torch.distributed as dist
+
+    import dilocox.trainer
+    from dilocox.data.resolve import prepare
+    from dilocox.trainer import RankContext, Trainer
+
+    def fail(*args, **kwargs):
+        raise OSError("planted")
+
+    setattr(dilocox.trainer, failing, fail)
+    config = load_config(path, [])
+    context = RankContext(island, rank, rank, path.parent / "cache")
+    before, current_device = signal.getsignal(signal.SIGTERM), torch.cuda.current_device
+    with pytest.raises(OSError, match="planted"):
+        Trainer(config, context, prepare(config, context.cache_dir, island_id=island), resume=False)
+    return (
+        dist.is_initialized(),
+        signal.getsignal(signal.SIGTERM) == before,
+        torch.cuda.current_device == current_device,
+        [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")],
+    )
+
+
+@pytest.mark.parametrize("failing", ["build_model", "Recorder", "InterfaceBytes"])
+def test_a_trainer_that_cannot_be_made_leaves_nothing_behind(failing, tmp_path):
+    path = write_run(tmp_path, outer={"method": "none"})
+    answer = run_islands(_a_constructor_that_fails, 1, 1, path, failing)
+    assert answer == [[(False, True, True, [])]]

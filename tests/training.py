@@ -70,7 +70,7 @@ def train(
     """Trains all islands of a configuration.
 
     Args:
-        job: called as job(run) on every rank when the loop has ended; at module level of a test.
+        job: called as job(trainer) on every rank when the loop has ended; at module level of a test.
 
     Returns: result[island][rank] = (losses of all inner steps, what the job returned).
     """
@@ -82,18 +82,19 @@ def train(
 
 
 def train_rank(island: int, rank: int, path: Path, overrides: list[str], job, resume: bool):
-    from dilocox.closing import close_run
     from dilocox.data.resolve import prepare
     from dilocox.metrics.jsonl import read_records
     from dilocox.metrics.records import InnerRecord
-    from dilocox.train import Place, Run, loop
+    from dilocox.train import close, loop
+    from dilocox.trainer import RankContext, Trainer
 
     config = load_config(path, overrides)
-    place = Place(island, rank, rank, path.parent / "cache")
-    with Run(config, place, prepare(config, place.cache_dir, island_id=island), resume=resume) as run:
-        run.start()
-        status = loop(run)
-        answer = job(run) if job is not None else None
-        close_run(run, status)
-        records = read_records(run.run_dir / f"island_{island}" / "metrics.jsonl")
+    context = RankContext(island, rank, rank, path.parent / "cache")
+    data = prepare(config, context.cache_dir, island_id=island)
+    with Trainer(config, context, data, resume=resume) as trainer:
+        trainer.start()
+        status = loop(trainer)
+        answer = job(trainer) if job is not None else None
+        close(trainer, status)
+        records = read_records(trainer.run_dir / f"island_{island}" / "metrics.jsonl")
     return [record.lm_loss for record in records if isinstance(record, InnerRecord)], answer

@@ -5,7 +5,7 @@ Every rank reads for itself from memory-mapped files; nothing is broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,14 @@ from dilocox.config.schema import Config
 from dilocox.data.resolve import ResolvedData
 from dilocox.data.sample_set import SampleSet, build_index, check_size, load
 from dilocox.errors import DataError
-
-_FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
+from dilocox.topology import Coordinate
 
 MicroBatch = dict[str, Tensor]
-"""tokens, labels, position_ids (int64) and loss_mask (fp32), each [micro_batch_size, seq_length]; attention
-is causal, so there is no mask tensor."""
+"""tokens, labels, position_ids (int64) and loss_mask (fp32), each [micro_batch_size, seq_length], or those of
+them that a pipeline stage needs; attention is causal, so there is no mask tensor."""
+
+FIRST_STAGE_FIELDS = ("tokens", "position_ids")
+LAST_STAGE_FIELDS = ("labels", "loss_mask")
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ class Data:
         *,
         num_samples: int,
         vocab_size: int,
+        fields: Sequence[str] = FIRST_STAGE_FIELDS + LAST_STAGE_FIELDS,
     ) -> None:
         self._train = train
         self._validation = validation
         self._shape = shape
         self._num_samples = num_samples
         self._vocab_size = vocab_size
+        self._fields = fields
 
     def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
         """This rank's micro-batches, one list a step, until `inner.train_iters` steps are done.
@@ -92,10 +96,12 @@ class Data:
         return [self._micro_batch(dataset, numbers) for numbers in self._shape.sample_numbers(first)]
 
     def _micro_batch(self, dataset: GPTDataset | BlendedDataset, numbers: range) -> MicroBatch:
+        if not self._fields:  # a stage in the middle of the pipeline: its input comes from the stage before
+            return {}
         samples = [dataset[number] for number in numbers]
-        batch = {name: torch.stack([sample[name] for sample in samples]) for name in _FIELDS}
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in self._fields}
         # Megatron's parallel embedding would silently turn such a token into zeros
-        largest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
+        largest = max(int(batch[name].max()) for name in ("tokens", "labels") if name in batch)
         if largest >= self._vocab_size:
             raise DataError(
                 "data.data_path",
@@ -110,7 +116,7 @@ def build_data(
     resolved: ResolvedData,
     *,
     island_id: int,
-    dp_rank: int,
+    coordinate: Coordinate,
     run_dir: Path,
     barrier: Callable[[], None],
 ) -> Data:
@@ -120,6 +126,7 @@ def build_data(
 
     Args:
         resolved: from `prepare`.
+        coordinate: of this rank; its model copy decides the samples, its stage the fields that are read.
         run_dir: index files go to `data_cache/` in it unless `data.data_cache_path` is set.
 
     Raises:
@@ -131,7 +138,7 @@ def build_data(
         micro_batch_size=config.inner.micro_batch_size,
         global_batch_size=config.inner.global_batch_size,
         dp=config.parallel.data_parallel_size,
-        dp_rank=dp_rank,
+        dp_rank=coordinate.dp,
     )
     train = train_set(config, resolved, island_id)
     validation = validation_set(config, resolved)
@@ -149,7 +156,15 @@ def build_data(
         shape,
         num_samples=train.num_samples,
         vocab_size=tokenizer.vocab_size,
+        fields=fields_of(coordinate.pp, num_stages=config.parallel.pipeline_model_parallel_size),
     )
+
+
+def fields_of(stage: int, *, num_stages: int) -> tuple[str, ...]:
+    """Fields of a micro-batch that a pipeline stage uses; a stage in the middle uses none."""
+    first = FIRST_STAGE_FIELDS if stage == 0 else ()
+    last = LAST_STAGE_FIELDS if stage == num_stages - 1 else ()
+    return first + last
 
 
 def train_set(config: Config, resolved: ResolvedData, island_id: int) -> SampleSet:

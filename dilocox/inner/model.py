@@ -37,7 +37,6 @@ def build_model(config: Config, island: Island, *, vocab_size: int) -> Distribut
         vocab_size: of the tokenizer, before padding.
 
     Raises:
-        ConfigError: the requested layer implementation is not there.
         ModelError: what megatron-core built is not what the configuration says.
     """
     last_stage = island.topology.pp - 1
@@ -147,15 +146,26 @@ def _recompute(config: Config) -> dict[str, Any]:
     }
 
 
-def _layer_spec(model: ModelConfig, backend: Backend) -> Any:
-    usable = backend.is_cuda and importlib.util.find_spec("transformer_engine") is not None
-    if model.transformer_impl == "transformer_engine" and not usable:
+def check_layers(model: ModelConfig, backend: Backend) -> None:
+    """Checks that the layers asked for can be built here; needs no process group.
+
+    Raises:
+        ConfigError: Transformer Engine is asked for and not there.
+    """
+    if model.transformer_impl == "transformer_engine" and not _has_transformer_engine(backend):
         raise ConfigError(
             "model.transformer_impl",
             model.transformer_impl,
             "needs a GPU and the package transformer-engine; use auto or local",
         )
-    if usable and model.transformer_impl != "local":
+
+
+def _has_transformer_engine(backend: Backend) -> bool:
+    return backend.is_cuda and importlib.util.find_spec("transformer_engine") is not None
+
+
+def _layer_spec(model: ModelConfig, backend: Backend) -> Any:
+    if _has_transformer_engine(backend) and model.transformer_impl != "local":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=model.qk_layernorm)
     return get_gpt_layer_local_spec(qk_layernorm=model.qk_layernorm, normalization=model.normalization)
 

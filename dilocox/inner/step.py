@@ -22,7 +22,8 @@ from dilocox.inner.optimizer import build_optimizer, build_scheduler
 
 Microbatch = Mapping[str, Tensor]
 """Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets give:
-`tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float, weighs the tokens in the loss)."""
+`tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float, weighs the tokens in the loss). The first
+pipeline stage needs `tokens` and `position_ids`, the last one `labels` and `loss_mask`, others nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,16 @@ class InnerReport:
     """What one inner step did.
 
     Attributes:
-        lm_loss: mean over the island's tokens of this step, in nats, equal on all its ranks.
+        loss_sum: this rank's share of the sum of the island's token losses, in nats; scalar, fp64, on the
+            device. `Inner.mean_losses` turns the reports of many steps into losses with one collective.
         grad_norm: global norm of the island's gradient before clipping; None in a skipped step.
         lr: learning rate of this step.
-        num_tokens: tokens of the island that counted in the loss.
+        num_tokens: tokens of the island that counted in the loss, equal on all its ranks.
+        step_time_s: wall seconds of this step.
         skipped: the weights did not change (fp16 overflow; the loss scale has been lowered).
     """
 
-    lm_loss: float
+    loss_sum: Tensor
     grad_norm: float | None
     lr: float
     num_tokens: int
@@ -60,8 +63,9 @@ class Inner:
         self.optimizer = build_optimizer(config, model)
         self.scheduler = build_scheduler(config, self.optimizer)
         self.island = island
+        self._num_tokens: Tensor | None = None
         network = unwrap(model).config
-        network.finalize_model_grads_func = finalize_model_grads
+        network.finalize_model_grads_func = self._finalize
         network.grad_scale_func = self.optimizer.scale_loss
         self._run_schedule = partial(
             get_forward_backward_func(),
@@ -92,15 +96,40 @@ class Inner:
         succeeded, grad_norm, _ = self.optimizer.step()
         if succeeded:
             self.scheduler.step(1)
-        loss_sum, num_tokens = self._over_island(losses)
+        assert self._num_tokens is not None, "Megatron's schedule finalises the gradients in every step"
         return InnerReport(
-            lm_loss=loss_sum / max(num_tokens, 1),
+            loss_sum=self._own_sum(losses)[0],
             grad_norm=None if grad_norm is None else float(grad_norm),
             lr=float(lr),
-            num_tokens=num_tokens,
+            num_tokens=int(self._num_tokens),
             step_time_s=time.perf_counter() - start,
             skipped=not succeeded,
         )
+
+    def mean_losses(self, reports: Sequence[InnerReport], *votes: float) -> tuple[list[float], list[float]]:
+        """Mean loss per token in nats of some steps, and sums of other values, in one collective.
+
+        The sums are exact, so losses do not depend on how many steps are reduced together: losses are fp32
+        and added in fp64, which has room for 2^29 of them of one magnitude.
+
+        Collective: all ranks of the island, with the same steps and the same number of votes.
+
+        Args:
+            reports: of the steps, in order.
+            votes: a value of this rank each.
+
+        Returns:
+            The losses, and the sum over the island's ranks of each vote; equal on all ranks.
+        """
+        device = self.island.backend.device
+        own = torch.tensor(votes, dtype=torch.float64, device=device)
+        total = torch.cat([torch.stack([report.loss_sum for report in reports]), own]) if reports else own
+        dist.all_reduce(total)
+        values = total.tolist()
+        losses = [
+            loss_sum / max(report.num_tokens, 1) for loss_sum, report in zip(values, reports, strict=False)
+        ]
+        return losses, values[len(reports) :]
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Sequence[Microbatch]]) -> float:
@@ -113,8 +142,10 @@ class Inner:
         for microbatches in batches:
             losses += self._forward(microbatches, forward_only=True)
         self.model.train()
-        loss_sum, num_tokens = self._over_island(losses)
-        return loss_sum / max(num_tokens, 1)
+        total = self._own_sum(losses)
+        dist.all_reduce(total)
+        loss_sum, num_tokens = total.tolist()
+        return float(loss_sum) / max(int(num_tokens), 1)
 
     def gradient_buffers(self) -> list[Tensor]:
         """The island's mean gradient, fp32 and flat; with the distributed optimizer this rank's shards of it.
@@ -134,38 +165,43 @@ class Inner:
         )
         return losses
 
-    def _over_island(self, losses: Sequence[Tensor]) -> tuple[float, int]:
-        """Sums [loss sum, tokens] over microbatches and data parallel ranks, and tells all ranks."""
+    def _own_sum(self, losses: Sequence[Tensor]) -> Tensor:
+        """This rank's share of [loss sum, tokens] over microbatches; fp64, on the device."""
         total = torch.zeros(2, dtype=torch.float64, device=self.island.backend.device)
         if self.island.coordinate.tp == 0:  # the tensor parallel ranks hold equal losses
             for loss in losses:
                 total += loss
-        dist.all_reduce(total)
-        loss_sum, num_tokens = total.tolist()
-        return loss_sum, int(num_tokens)
+        return total
+
+    def _finalize(self, model: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
+        """Megatron's gradient finalisation; keeps `num_tokens`, which it sums over the island in place."""
+        finalize_model_grads(model, num_tokens, **groups)
+        self._num_tokens = num_tokens
 
 
 def _forward_step(batches: Iterator[Microbatch], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Megatron's forward function: output of this stage, and how its last stage makes the loss."""
-    batch = next(batches)
+    """Megatron's forward function: output of this stage, and how its last stage makes the loss.
+
+    Prefetched microbatches are on the device already; then moving them does nothing.
+    """
     device = torch.cuda.current_device()
+    batch = {name: values.to(device) for name, values in next(batches).items()}
     output = model(
-        batch["tokens"].to(device, non_blocking=True),
-        batch["position_ids"].to(device, non_blocking=True),
+        batch.get("tokens"),
+        batch.get("position_ids"),
         None,  # causal attention needs no mask
-        labels=batch["labels"].to(device, non_blocking=True)
-        if parallel_state.is_pipeline_last_stage()
-        else None,
+        labels=batch["labels"] if parallel_state.is_pipeline_last_stage() else None,
     )
-    return output, partial(_loss, batch["loss_mask"].to(device, non_blocking=True))
+    return output, partial(_loss, batch.get("loss_mask"))
 
 
-def _loss(mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _loss(mask: Tensor | None, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of the token losses, number of tokens, and both again for the report.
 
     Args:
         mask, losses: (micro_batch_size, seq_length).
     """
+    assert mask is not None, "the last stage reads the loss mask"
     mask = mask.float()
     loss = (losses.float() * mask).sum()
     num_tokens = mask.sum()

@@ -21,8 +21,13 @@ class JsonlWriter:
         _drop_torn_line(path)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def write(self, record: Record) -> None:
-        os.write(self._file, to_line(record, time_s=time.time()).encode())
+    def write(self, record: Record, *, time_s: float | None = None) -> None:
+        """Appends one line.
+
+        Args:
+            time_s: when it happened, in seconds since the epoch; None: now.
+        """
+        os.write(self._file, to_line(record, time_s=time.time() if time_s is None else time_s).encode())
 
     def close(self) -> None:
         if self._file >= 0:
@@ -97,7 +102,7 @@ def _position_of_checkpoint(records: Sequence[Record], inner_step: int) -> int:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A killed process may leave a last line without its end; the next record must not be glued to it."""
+    """Removes a last line without its end, which a killed process may leave: the next would join it."""
     if not path.exists():
         return
     data = path.read_bytes()

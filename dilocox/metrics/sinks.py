@@ -36,8 +36,7 @@ def check_packages(config: Config) -> None:
 
 
 def open_sinks(config: Config, *, run_dir: Path, island_id: int) -> list[Sink]:
-    """The sinks that the configuration asks for; one writer an island."""
-    check_packages(config)
+    """The sinks that the configuration asks for; one writer per island. See `check_packages`."""
     sinks: list[Sink] = []
     if config.logging.tensorboard:
         sinks.append(TensorBoardSink(run_dir / "tensorboard" / f"island_{island_id}"))

@@ -22,7 +22,7 @@ _WORST_FIRST: tuple[Status, ...] = ("failed", "running", "interrupted", "complet
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What only the training loop knows at its end.
 
     Attributes:
@@ -76,7 +76,7 @@ def island_summary(
     config: Config,
     *,
     island_id: int,
-    outcome: Outcome,
+    outcome: RunOutcome,
     totals: Totals,
     throughput: Throughput,
     interface: InterfaceBytes,

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from dilocox.config.schema import OuterConfig
 from dilocox.errors import WanError
-from dilocox.outer.loop import NoOuterLoop
+from dilocox.no_outer_loop import NoOuterLoop
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
-from dilocox.outer.shared_state import Position
 from dilocox.outer.sync.join import Joiner, JoinRules
 from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncStats
 from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.sync.thread import SyncThread
 from dilocox.outer.wan.base import Member
 from dilocox.param_shard import ParamShard, ShardState
+from dilocox.position import Position
 
 
 class GradientSyncs:

@@ -24,12 +24,12 @@ from dilocox.outer.modes.base import EventKind
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.schedule import Event
-from dilocox.outer.shared_state import Position
 from dilocox.outer.sync.join import Joiner, JoinRules, Offer
 from dilocox.outer.sync.request import PendingSync, SyncRequest, SyncResult
 from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.sync.thread import SyncThread
 from dilocox.param_shard import ShardState
+from dilocox.position import Position
 
 
 class DilocoLoop:

@@ -1,4 +1,4 @@
-"""What the training loop asks of level 2, whatever the method; and the level 2 of islands alone."""
+"""What the training loop asks of level 2, whatever the method."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 from torch import Tensor
 
 from dilocox.outer.schedule import Event
-from dilocox.outer.shared_state import Position
 from dilocox.param_shard import ShardState
+from dilocox.position import Position
 
 
 class OuterLoop(Protocol):
-    """One of `DilocoLoop`, `WanDataParallel`, `NoOuterLoop`.
+    """One of `DilocoLoop` (DiLoCo), `WanDataParallel` (data parallel), `NoOuterLoop`.
 
     Attributes:
         interface: network interface of the WAN, or None.
@@ -59,55 +59,3 @@ class OuterLoop(Protocol):
     def load_state_dict(self, state: ShardState) -> None: ...
 
     def close(self) -> None: ...
-
-
-class NoOuterLoop:
-    """Islands that never meet (`outer.method: none`)."""
-
-    interface: str | None = None
-    reduce_gradients: Callable[[], None] | None = None
-    num_outer_steps = 0
-
-    def __init__(self) -> None:
-        self._inner_step = 0
-
-    @property
-    def position(self) -> Position:
-        return Position(self._inner_step, 0)
-
-    def join(self, inner_step: int) -> int:
-        self._inner_step = inner_step
-        return inner_step
-
-    def step_done(self, num_tokens: int) -> None:
-        self._inner_step += 1
-
-    def events(self) -> Iterator[Event]:
-        return iter(())
-
-    def measure(self, event: Event) -> None:
-        raise AssertionError("no events without a method")
-
-    def start(self, event: Event) -> None:
-        raise AssertionError("no events without a method")
-
-    def apply(self, event: Event) -> None:
-        raise AssertionError("no events without a method")
-
-    def drain(self) -> None:
-        """No-op: nothing is in flight."""
-
-    def anchors(self) -> list[Tensor] | None:
-        return None
-
-    def predicted_bytes(self) -> int:
-        return 0
-
-    def state_dict(self) -> ShardState:
-        return ShardState({}, {}, {})
-
-    def load_state_dict(self, state: ShardState) -> None:
-        """No-op."""
-
-    def close(self) -> None:
-        """No-op."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dilocox.config.schema import OuterConfig
+from dilocox.hashing import combine, hash_tensors
 from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.fragment import Fragment
 from dilocox.outer.fragment_set import FragmentSet
-from dilocox.outer.hashing import combine, hash_tensors
 from dilocox.outer.shared_state import SharedState
 from dilocox.outer.sync.request import PendingSync
 from dilocox.outer.wan.base import Member

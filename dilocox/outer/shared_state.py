@@ -10,23 +10,11 @@ next APPLY. What becomes of the sync that brought it makes no difference. Level 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dilocox.position import Position
+
 State = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where an island is in the run.
-
-    Attributes:
-        inner_step: inner steps done.
-        num_syncs: committed syncs, over all fragments.
-    """
-
-    inner_step: int
-    num_syncs: int
 
 
 class StateSource(Protocol):

@@ -18,6 +18,7 @@ from dilocox.data.datasets import BatchShape, Data, MicroBatch, build_data, trai
 from dilocox.data.resolve import prepare
 from dilocox.data.sample_set import choose_documents
 from dilocox.errors import ConfigError, DataError
+from dilocox.topology import Coordinate
 from tests.data.pairs import make_config, numbered_documents, write_pair
 from tests.distributed.forkserver import run_ranks
 
@@ -33,7 +34,12 @@ def one_rank_world(tmp_path: Path) -> Iterator[None]:
 def open_data(config: Config, run_dir: Path, *, island_id: int = 0, dp_rank: int = 0) -> Data:
     resolved = prepare(config, run_dir, island_id=island_id)
     return build_data(
-        config, resolved, island_id=island_id, dp_rank=dp_rank, run_dir=run_dir, barrier=lambda: None
+        config,
+        resolved,
+        island_id=island_id,
+        coordinate=Coordinate(pp=0, tp=0, dp=dp_rank),
+        run_dir=run_dir,
+        barrier=lambda: None,
     )
 
 
@@ -226,7 +232,14 @@ def test_documents_of_several_sequences_stay_whole() -> None:
 
 def _samples_of_rank(rank: int, config: Config, run_dir: Path) -> list[list[list[int]]]:
     resolved = prepare(config, run_dir, island_id=0)
-    data = build_data(config, resolved, island_id=0, dp_rank=rank, run_dir=run_dir, barrier=dist.barrier)
+    data = build_data(
+        config,
+        resolved,
+        island_id=0,
+        coordinate=Coordinate(pp=0, tp=0, dp=rank),
+        run_dir=run_dir,
+        barrier=dist.barrier,
+    )
     return tokens_of(list(islice(data.batches(), 3)))
 
 

@@ -106,4 +106,5 @@ def make_batch(config: Config, island: Island, step: int):
 def train(inner, config: Config, steps: range):
     """(lm_loss, grad_norm, lr) of each step."""
     reports = [inner.step(make_batch(config, inner.island, step)) for step in steps]
-    return [(report.lm_loss, report.grad_norm, report.lr) for report in reports]
+    losses, _ = inner.mean_losses(reports)
+    return [(loss, report.grad_norm, report.lr) for loss, report in zip(losses, reports, strict=True)]

@@ -114,8 +114,8 @@ def test_a_model_that_is_not_the_configured_one_is_refused_with_both_values(chan
 
 
 def test_transformer_engine_without_a_gpu_is_refused():
-    from dilocox.inner.model import _layer_spec
+    from dilocox.inner.model import check_layers
 
     model = make_config(model={"transformer_impl": "transformer_engine"}).model
     with pytest.raises(ConfigError, match=r"model\.transformer_impl = 'transformer_engine': needs a GPU"):
-        _layer_spec(model, choose_backend("cpu"))
+        check_layers(model, choose_backend("cpu"))

@@ -100,7 +100,8 @@ def test_other_architectures_give_the_losses_of_one_rank(model):
 def _half_precision(rank, config):
     inner = make_inner(config, join_island(rank, config))
     reports = [inner.step(make_batch(config, inner.island, step)) for step in range(40)]
-    return [(report.lm_loss, report.skipped) for report in reports]
+    losses, _ = inner.mean_losses(reports)
+    return [(loss, report.skipped) for loss, report in zip(losses, reports, strict=True)]
 
 
 def test_fp16_lowers_its_loss_scale_until_steps_succeed():
@@ -145,7 +146,7 @@ def _token_count(rank, config):
     inner = make_inner(config, island)
     batch = make_batch(config, island, 0)
     mine = sum(float(part["loss_mask"].sum()) for part in batch)
-    total = torch.tensor(mine / island.topology.tp)
+    total = torch.tensor(mine / island.topology.tp / island.topology.pp)
     dist.all_reduce(total)
     report = inner.step(batch)
     for part in batch:
@@ -154,12 +155,12 @@ def _token_count(rank, config):
     return (
         report.num_tokens == int(total),
         report.step_time_s > 0,
-        empty.lm_loss,
+        inner.mean_losses([empty])[0],
         math.isfinite(empty.grad_norm),
     )
 
 
-@pytest.mark.parametrize("layout", ["DP2", "TP2"])
+@pytest.mark.parametrize("layout", ["DP2", "TP2", "PP2"])
 def test_masked_tokens_do_not_count_and_a_fully_masked_batch_is_harmless(layout):
     config = make_config(parallel=LAYOUTS[layout])
-    assert run_ranks(_token_count, 2, config) == [(True, True, 0.0, True)] * 2
+    assert run_ranks(_token_count, 2, config) == [(True, True, [0.0], True)] * 2

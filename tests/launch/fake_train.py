@@ -18,7 +18,7 @@ from dilocox.config.load import load_config
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
-from dilocox.metrics.summary import Outcome, island_summary, write_island_summary
+from dilocox.metrics.summary import RunOutcome, island_summary, write_island_summary
 from dilocox.metrics.throughput import Throughput
 from dilocox.pdeathsig import set_pdeathsig
 
@@ -115,7 +115,7 @@ def finish(config, run_dir, recorder, *, island_id, status):
             "tokens": steps * 512,
         }
     )
-    outcome = Outcome(
+    outcome = RunOutcome(
         status=status,
         run_id="fake",
         parameters=PARAMETERS,

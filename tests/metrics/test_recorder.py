@@ -1,6 +1,7 @@
 """The recorder: who writes what, log lines, and steps that stay unique after a resume."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -50,6 +51,35 @@ def test_only_rank_0_writes_metrics_and_every_rank_has_a_log(make, tmp_path):
     assert [r.kind for r in read_records(island / "metrics.jsonl")] == ["inner", "sync"]
     assert "[island 1 rank 1]" in (island / "rank_1.log").read_text()
     assert "[island 1] " in (island / "rank_0.log").read_text()
+
+
+def test_records_behind_a_step_without_its_loss_wait_for_it(make, tmp_path):
+    path = tmp_path / "island_1" / "metrics.jsonl"
+    recorder = make()
+    recorder.sync(SYNC)
+    recorder.queue_inner(inner(1, math.nan))
+    recorder.event("skipped_step", 1)
+    recorder.queue_inner(inner(2, math.nan))
+    recorder.event("discard", 2)
+    assert [record.kind for record in read_records(path)] == ["sync"]
+    recorder.settle([4.0, 3.0])
+    recorder.eval(EvalRecord(2, 3.5))
+    kept = read_records(path)
+    assert [r.kind for r in kept] == ["sync", "inner", "event", "inner", "event", "eval"]
+    assert [r.lm_loss for r in kept if isinstance(r, InnerRecord)] == [4.0, 3.0]
+    assert recorder.totals.inner_steps == 2 and recorder.totals.last_lm_loss == 3.0
+    times = [json.loads(line)["time_s"] for line in path.read_text().splitlines()]
+    assert times == sorted(times), "a record has the time at which it happened"
+
+
+def test_a_recorder_that_closes_keeps_what_is_known(make, tmp_path):
+    recorder = make()
+    recorder.queue_inner(inner(1, math.nan))
+    recorder.event("discard", 1)
+    recorder.close()
+    assert read_records(tmp_path / "island_1" / "metrics.jsonl") == [EventRecord(1, "discard")]
+    with pytest.raises(ValueError, match="do not fit"):
+        recorder.settle([1.0])
 
 
 def test_iteration_line_is_megatrons(make, capfd):

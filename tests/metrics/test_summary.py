@@ -11,7 +11,7 @@ from dilocox.metrics.files import write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.records import EvalRecord, EventRecord
 from dilocox.metrics.summary import (
-    Outcome,
+    RunOutcome,
     data_parallel_bytes,
     island_summary,
     merge,
@@ -31,7 +31,7 @@ def make(island_id, *, config=CONFIG, events=(), interface=None, **changes):
     for record in (EvalRecord(0, 8.0), replace(INNER, inner_step=30), SYNC, EvalRecord(30, 3.0), *events):
         totals.add(record)
     throughput.load_state_dict({"wall_s": 10.0, "compute_s": 9.0, "tokens": 512})
-    outcome = Outcome(
+    outcome = RunOutcome(
         status="completed",
         run_id="r",
         parameters=500,

@@ -1,6 +1,7 @@
 """The owner of position and shared state."""
 
-from dilocox.outer.shared_state import Position, SharedState
+from dilocox.outer.shared_state import SharedState
+from dilocox.position import Position
 
 
 class Source:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dilocox.errors import WanError
+from dilocox.hashing import combine, hash_tensors
 from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.control_group import ControlGroup
-from dilocox.outer.hashing import combine, hash_tensors
 from dilocox.outer.shared_state import SharedState
 from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncTarget
 from dilocox.outer.sync.roles import Role, Roles, deal_roles
