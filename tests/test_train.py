@@ -47,15 +47,6 @@ def one_rank(tmp_path_factory):
     return losses, summary
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_trains_like_one_rank(layout, one_rank, tmp_path):
-    losses, summary = one_rank
-    path = write_run(tmp_path, outer=TWO_OUTER_STEPS)
-    assert losses_of(train(path, *LAYOUTS[layout])) == pytest.approx(losses, rel=1e-4)
-    got = json.loads((tmp_path / "runs" / "test" / "summary.json").read_text())
-    assert got["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-4)
-
-
 def test_seeds(one_rank, tmp_path):
     losses, _ = one_rank
     path = write_run(tmp_path, outer=TWO_OUTER_STEPS)
