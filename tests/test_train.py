@@ -138,6 +138,7 @@ def replicas(run):
     return run.island.coordinate, anchors, copies
 
 
+@pytest.mark.heavy
 def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
     """TP=2, PP=2, tied embeddings, int4, error feedback, two islands, 20 outer steps."""
     path = write_run(tmp_path, inner={"train_iters": 40})
@@ -162,6 +163,7 @@ def test_all_replicas_have_equal_bits_after_lossy_syncs(tmp_path):
     assert summary["wan"]["payload_bytes_sent"] == summary["wan"]["predicted_bytes"] > 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stop", [10, 11])
 def test_resumed_equals_uninterrupted(stop, tmp_path):
     """Stopped in the delay window of a fragment, and right after an outer step."""
