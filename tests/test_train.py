@@ -12,22 +12,10 @@ from tests.training import train, write_run
 
 TWO_OUTER_STEPS = {"method": "diloco", "sync_interval": 10}
 LAYOUTS = {
-    "TP2": ["parallel.tensor_model_parallel_size=2", "parallel.ranks_per_island=2"],
-    "PP2": ["parallel.pipeline_model_parallel_size=2", "parallel.ranks_per_island=2"],
-    "DP2": ["parallel.ranks_per_island=2"],
     "TP2xPP2": [
         "parallel.tensor_model_parallel_size=2",
         "parallel.pipeline_model_parallel_size=2",
         "parallel.ranks_per_island=4",
-    ],
-    "TP2 with distributed optimizer": [
-        "parallel.tensor_model_parallel_size=2",
-        "parallel.ranks_per_island=2",
-        "parallel.use_distributed_optimizer=true",
-    ],
-    "DP2 with distributed optimizer": [
-        "parallel.ranks_per_island=2",
-        "parallel.use_distributed_optimizer=true",
     ],
 }
 
