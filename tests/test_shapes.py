@@ -47,13 +47,12 @@ def built_shapes(rank, config):
     return island.coordinate.pp, shapes
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_equal_to_what_megatron_builds(model, tp, pp):
-    config = config_of(model, tp, pp)
-    for pp_rank, built in run_ranks(built_shapes, tp * pp, config):
+def test_wide_heads_equal_what_megatron_builds():
+    """The one model that no other test builds: each build compares its shapes (`inner.model.check_built`)."""
+    config = config_of(MODELS["wide-heads"], 2, 2)
+    for pp_rank, built in run_ranks(built_shapes, 4, config):
         expected = stage_parameters(config.model, config.parallel, vocab_size=VOCAB, pp_rank=pp_rank)
-        assert built == {parameter.name: parameter.shape_on_rank(tp) for parameter in expected}
+        assert built == {parameter.name: parameter.shape_on_rank(2) for parameter in expected}
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must be green before a commit: format, lint, types, floors, shell scripts, tests.
+# Everything that must be green before a commit: format, lint, types, floors, shell scripts, all tests.
 # Arguments go to pytest. Run it by `make check`, or with the tools of an environment on PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,4 +19,4 @@ if command -v shellcheck >/dev/null; then
 else
     echo "== shellcheck is not installed: ${#scripts[@]} shell scripts not checked"
 fi
-step python -m pytest "$@"
+step python -m pytest --durations=40 "$@"

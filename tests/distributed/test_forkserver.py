@@ -1,13 +1,15 @@
 """The helper itself: results in order, failures with their traceback, no waiting for the dead."""
 
 import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.forkserver import RankError, run_islands, run_ranks
+from tests.distributed.forkserver import PRELOAD, RankError, run_islands, run_ranks
 
 
 def _sum_of_ranks(rank, factor):
@@ -34,6 +36,15 @@ def _sleep(rank):
 
 def _world(island, rank):
     return island, rank, dist.get_world_size(), torch.get_num_threads()
+
+
+def _preloaded(rank):
+    server_threads = len(list(Path(f"/proc/{os.getppid()}/task").iterdir()))
+    return server_threads, [name for name in PRELOAD if name not in sys.modules]
+
+
+def test_the_server_has_every_module_and_no_thread_that_a_fork_would_lose():
+    assert run_ranks(_preloaded, 1) == [(1, [])]
 
 
 def test_results_come_in_rank_order_and_collectives_work():

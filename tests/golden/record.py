@@ -3,9 +3,9 @@
     python -m tests.golden.record FILE            # records
     python -m tests.golden.record FILE --compare  # runs again and prints every row that differs
 
-What is kept of a run: the losses of all inner steps of each island, and the hash of the anchors. A change of
-the house that changes no arithmetic leaves both equal, bit for bit, on the same machine: torch adds up in
-another order on a CPU with other vector units.
+What is kept of a run: the losses of all inner steps of each island, and the hash of the anchors. A change
+that changes no arithmetic leaves both equal, bit for bit, on the same processor with the same libraries:
+torch adds up in another order on a CPU with other vector units.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import warnings
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
@@ -89,8 +90,23 @@ def run(sections: dict) -> dict:
     }
 
 
-def processor() -> str:
-    """Name of the CPU: rows are equal to the bit on this one only."""
+def machine() -> dict[str, str]:
+    """What the bits depend on: the CPU, and the libraries that do the arithmetic."""
+    import torch
+
+    libraries = {name: version(name).split("+")[0] for name in ("torch", "megatron-core")}
+    units = torch.backends.cpu.get_cpu_capability()
+    return {"processor": _processor(), "vector units": units} | libraries
+
+
+def differences(kept: dict) -> list[str]:
+    """What is different here from where rows were recorded; empty if bits must be equal."""
+    return [
+        f"{key} is {here}, recorded on {kept[key]}" for key, here in machine().items() if kept[key] != here
+    ]
+
+
+def _processor() -> str:
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
@@ -103,9 +119,10 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
-    kept = json.loads(args.file.read_text()) if args.file.exists() else {"processor": processor(), "rows": {}}
-    if args.compare and kept["processor"] != processor():
-        print(f"recorded on {kept['processor']}, this is {processor()}: bits may differ")
+    kept = json.loads(args.file.read_text()) if args.file.exists() else machine() | {"rows": {}}
+    if args.compare:
+        for difference in differences(kept):
+            print(f"bits may differ: {difference}")
     num_different = 0
     for name, sections in cases().items():
         if args.only not in name or (not args.compare and name in kept["rows"]):

@@ -1,5 +1,7 @@
 """Sampling is deterministic, stays in the vocabulary and does not depend on the layout."""
 
+import pytest
+
 from dilocox.data.tokenizer import NullTokenizer
 from tests.distributed.forkserver import run_ranks
 from tests.inner.runs import LAYOUTS, VOCAB_SIZE, join_island, make_config, make_inner, train
@@ -20,6 +22,7 @@ def _sample(rank, config):
     return samples, inner.model.training, train(inner, config, range(20, 21))
 
 
+@pytest.mark.heavy
 def test_text_is_the_same_on_all_ranks_and_layouts():
     (one,) = run_ranks(_sample, 1, make_config())
     parallel = run_ranks(_sample, 4, make_config(parallel=LAYOUTS["TP2xPP2"]))

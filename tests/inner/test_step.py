@@ -81,6 +81,7 @@ def test_recomputation_changes_nothing(granularity):
     assert plain != losses_of_one_rank(), "dropout is on"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "model",
     [

@@ -14,7 +14,7 @@ import pytest
 
 from tests.launch.trial import REPOSITORY, write_trial
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 SCRIPTS = REPOSITORY / "launch/torchrun"
 SECTIONS = """\
 parallel: {num_islands: 1, ranks_per_island: 2, pipeline_model_parallel_size: 2}

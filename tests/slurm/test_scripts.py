@@ -20,12 +20,6 @@ def test_shellcheck_is_clean(script):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_bash_can_read_it(script):
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.slurm
 @pytest.mark.parametrize("script", JOBS, ids=lambda path: path.name)
 def test_sbatch_accepts_it(cluster, script):
