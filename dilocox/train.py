@@ -22,6 +22,7 @@ from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
+from dilocox.data.samples import check_sizes
 from dilocox.errors import ConfigError
 from dilocox.inner.master_weights import MasterWeights
 from dilocox.inner.model import build_model
@@ -33,6 +34,7 @@ from dilocox.metrics.summary import Status
 from dilocox.metrics.throughput import Throughput
 from dilocox.outer.build import build_outer_loop
 from dilocox.outer.schedule import EventKind
+from dilocox.run_folder import check_writable, checkpoint_dir_of, island_dir, load_dir_of, run_dir_of
 from dilocox.shapes import count_parameters, stage_parameters
 from dilocox.stop import StopRequest
 from dilocox.topology import Topology
@@ -69,7 +71,9 @@ def train(config: Config, place: Place, *, resume: bool) -> int:
             None,
             "islands need a place to meet; start `dilocox lighthouse` and set its address",
         )
+    check_writable(config)
     data = prepare(config, place.cache_dir, island_id=place.island_id)
+    check_sizes(config, data, island_ids=[place.island_id])
     with Run(config, place, data, resume=resume) as run:
         run.start()
         close_run(run, loop(run))
@@ -109,7 +113,7 @@ class Run:
 
     def __init__(self, config: Config, place: Place, data: ResolvedData, *, resume: bool) -> None:
         self.config, self.place = config, place
-        self.run_dir = Path(config.run.output_dir) / config.run.name
+        self.run_dir = run_dir_of(config)
         self.stop = StopRequest(config.run)
         self.topology = Topology.from_config(config.parallel)
         chosen = backend.choose_backend(config.run.device, place.local_rank)
@@ -120,14 +124,13 @@ class Run:
             data,
             island_id=place.island_id,
             dp_rank=self.island.coordinate.dp,
-            run_dir=self.run_dir,
             barrier=lambda: dist.barrier(self.island.control_group),
         )
         self.vocab_size = data.vocab_size
         self.inner = Inner(config, self.island, build_model(config, self.island, vocab_size=data.vocab_size))
         self.masters = MasterWeights(self.island, self.inner.model, self.inner.optimizer)
         self.throughput = Throughput()
-        folder = Path(config.checkpoint.save or self.run_dir / "checkpoints") / f"island_{place.island_id}"
+        folder = island_dir(checkpoint_dir_of(config), place.island_id)
         self.checkpoints = Checkpoints(folder, self.island, fingerprint=fingerprint(config))
         loaded = self._load() if resume or config.checkpoint.load else None
         self.inner_step = 0 if loaded is None else loaded.iteration
@@ -223,8 +226,10 @@ class Run:
         self.recorder.event("stop", self.inner_step, reason=self.stop.reason)
         return True
 
-    def evaluate(self) -> float:
-        """Validates the anchor (without one, the local weights)."""
+    def evaluate(self) -> None:
+        """Validates the anchor (without one, the local weights); no-op with `logging.eval_iters` 0."""
+        if self.config.logging.eval_iters == 0:
+            return
         anchors = self.outer.anchors()
         batches = self.data.validation_batches(self.config.logging.eval_iters)
         with self.throughput.paused():
@@ -234,7 +239,6 @@ class Run:
                 with self.masters.temporarily(anchors):
                     loss = self.inner.evaluate(batches)
         self.recorder.eval(EvalRecord(self.inner_step, loss))
-        return loss
 
     def save(self) -> None:
         """Writes a checkpoint of both levels, unless there is one of this step."""
@@ -255,7 +259,7 @@ class Run:
         """The newest checkpoint of this island; None where there is none yet."""
         source = self.checkpoints
         if self.config.checkpoint.load:
-            folder = Path(self.config.checkpoint.load) / f"island_{self.place.island_id}"
+            folder = island_dir(load_dir_of(self.config), self.place.island_id)
             source = Checkpoints(folder, self.island, fingerprint=fingerprint(self.config))
         iteration = checkpoint_files.latest(source.directory)
         return None if iteration is None else source.load(self._train_state(), iteration)

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dilocox.atomic import PendingFiles, atomic_folder
 from dilocox.data.preprocess.documents import RawDocument
 from dilocox.data.preprocess.encode import EncodeJob, encode_documents
-from dilocox.data.preprocess.pair_writer import PairWriter, PendingFiles, token_dtype
+from dilocox.data.preprocess.pair_writer import PairWriter, token_dtype
 from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import TokenizerSpec
-from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _build(
     documents: Sequence[RawDocument], folder: Path, *, vocab_size: int, tokenizer: TokenizerSpec | None
 ) -> None:
     logger.info("preparing %d documents in %s (once; some seconds)", len(documents), folder)
-    with whole_folder(folder) as building:
+    with atomic_folder(folder) as building:
         if tokenizer is None:
             texts = (raw.content.decode("utf-8") for raw in documents)
             num_bytes = sum(len(raw.content) for raw in documents)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from dilocox.config.schema import Config
 from dilocox.doctor.finding import Finding, note, ok, problem, warning
 from dilocox.doctor.host import Host
+from dilocox.run_folder import checkpoint_dir_of
 from dilocox.shapes import count_parameters
 
 OPEN_FILES_BASE = 1024
@@ -84,7 +84,7 @@ def checkpoint_disk(host: Host, config: Config | None) -> Iterator[Finding]:
     """Room for the checkpoints that are kept and the one that is being written."""
     if config is None:
         return
-    folder = checkpoint_folder(config)
+    folder = checkpoint_dir_of(config)
     free = host.free_bytes(folder)
     one = _checkpoint_bytes(config)
     needed = max(MIN_FREE_BYTES, one * (config.checkpoint.save_retain + 1) * config.parallel.num_islands)
@@ -103,7 +103,7 @@ def shared_file_system(host: Host, config: Config | None) -> Iterator[Finding]:
     """The ranks of one island write parts of one checkpoint; all its nodes must see all parts."""
     if config is None or config.parallel.nodes_per_island == 1:
         return
-    folder = checkpoint_folder(config)
+    folder = checkpoint_dir_of(config)
     kind = host.file_system(folder)
     if kind in LOCAL_FILE_SYSTEMS:
         yield warning(
@@ -113,11 +113,6 @@ def shared_file_system(host: Host, config: Config | None) -> Iterator[Finding]:
         )
     else:
         yield ok("shared disk", f"{folder} is on {kind}")
-
-
-def checkpoint_folder(config: Config) -> Path:
-    default = Path(config.run.output_dir) / config.run.name / "checkpoints"
-    return default if config.checkpoint.save is None else Path(config.checkpoint.save)
 
 
 def _checkpoint_bytes(config: Config) -> int:

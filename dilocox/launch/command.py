@@ -92,9 +92,10 @@ def check(config: Config, start: run_folder.Start) -> None:
 def prepare_data(config: Config, cache_dir: Path) -> None:
     """Data is prepared once, before the ranks of all islands ask for it at the same time."""
     from dilocox.data.resolve import prepare
+    from dilocox.data.samples import check_sizes
 
     print("[launch] preparing data, which takes a minute the first time", flush=True)
-    prepare(config, cache_dir)
+    check_sizes(config, prepare(config, cache_dir), island_ids=range(config.parallel.num_islands))
 
 
 def launch(config: Config, options: LaunchOptions) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dilocox.config.schema import Config
 from dilocox.launch.processes import JobSpec
-from dilocox.metrics.files import CONFIG, island_dir
+from dilocox.run_folder import CONFIG, torchrun_dir
 
 TRAIN = ("-m", "dilocox", "train")
 LIGHTHOUSE = (sys.executable, "-m", "dilocox", "lighthouse")
@@ -47,7 +47,7 @@ def island_spec(
         wrap: command that the whole job is run under; `{island}` becomes the island's id.
         train: what torchrun starts.
     """
-    logs = island_dir(run_dir, island_id) / "torchrun"
+    logs = torchrun_dir(run_dir, island_id)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     torchrun += ["--nproc-per-node", str(config.parallel.ranks_per_island), "--max-restarts", "0"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]

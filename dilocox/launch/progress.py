@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilocox.config.schema import Config
-from dilocox.metrics.files import METRICS, island_dir
 from dilocox.metrics.jsonl import JsonlTail
 from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
+from dilocox.run_folder import METRICS, island_dir, launch_log
 
 _WINDOW_S = 20.0
 """Span over which the shown tokens a second are averaged."""
@@ -70,7 +70,7 @@ class Display:
 
     def __init__(self, config: Config, run_dir: Path, *, show_bar: bool) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._file: TextIO = (run_dir / "launch.log").open("a", buffering=1)
+        self._file: TextIO = launch_log(run_dir).open("a", buffering=1)
         self._state = RunState(config, run_dir)
         self._bar = Progress(
             TextColumn("inner steps"),

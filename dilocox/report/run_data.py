@@ -13,9 +13,9 @@ import yaml
 
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
-from dilocox.metrics.files import CONFIG, METRICS, SUMMARY, island_dir, island_ids
 from dilocox.metrics.jsonl import read_records
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord
+from dilocox.run_folder import CONFIG, METRICS, SUMMARY, island_dir, island_ids
 
 
 @dataclass(frozen=True)

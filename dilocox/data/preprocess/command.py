@@ -11,14 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dilocox.atomic import PendingFiles
 from dilocox.data.preprocess.documents import BadDocumentError, expand_inputs, parse_document, read_documents
 from dilocox.data.preprocess.encode import EncodedChunk, EncodeJob, encode_documents
-from dilocox.data.preprocess.pair_writer import (
-    PairWriter,
-    PendingFiles,
-    termination_as_interrupt,
-    token_dtype,
-)
+from dilocox.data.preprocess.pair_writer import PairWriter, termination_as_interrupt, token_dtype
 from dilocox.data.preprocess.progress import PreprocessProgress
 from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import TokenizerSpec
