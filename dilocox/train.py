@@ -17,9 +17,9 @@ from dilocox import backend
 from dilocox.checkpoint import files as checkpoint_files
 from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
-from dilocox.config.check import warnings
 from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
+from dilocox.config.warnings import find_warnings
 from dilocox.data.datasets import build_data
 from dilocox.data.resolve import ResolvedData, prepare
 from dilocox.data.samples import check_sizes
@@ -187,8 +187,8 @@ class Run:
             self.inner_step = position
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
         self.recorder.event("start", self.inner_step, parameters=parameters)
-        for hint in warnings(self.config):
-            self.recorder.event("note", self.inner_step, text=hint)
+        for warning in find_warnings(self.config):
+            self.recorder.event("note", self.inner_step, text=warning)
         if self.inner_step == 0:
             self.evaluate()
         self.throughput.start()

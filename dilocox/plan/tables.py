@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from rich import box
 from rich.table import Table
 
-from dilocox.config.check import dropped_share
 from dilocox.config.schema import Config, OuterConfig
+from dilocox.config.warnings import dropped_share
 from dilocox.outer.schedule import Schedule
 from dilocox.plan.memory import Memory, rank_memory
 from dilocox.plan.traffic import HostTraffic, Traffic, island_outer_step_bytes

@@ -66,6 +66,7 @@ LEAVES = [
         "alpha-over-1", "outer: {mixing_alpha: 1.5}", "outer.mixing_alpha", "1.5", "less than or equal to 1"
     ),
     _case("outer-momentum-1", "outer: {outer_momentum: 1.0}", "outer.outer_momentum", "1.0", "less than 1"),
+    _case("run-name-too-long", f"run: {{name: {'n' * 300}}}", "run.name", "nnn", "at most 200 characters"),
     _case("run-name-with-slash", "run: {name: a/b}", "run.name", "'a/b'", "must match pattern"),
     _case("unknown-codec", "outer: {codec: int5}", "outer.codec", "'int5'", "'nf4'", "did you mean int"),
     _case("unknown-method", "outer: {method: fedavg}", "outer.method", "'fedavg'", "'diloco'"),
@@ -279,7 +280,8 @@ DATA = [
     ),
     _case("split-words", "data: {split: most}", "data.split", "'most'", "must be three shares"),
     _case("split-two", "data: {split: '90,10'}", "data.split", "'90,10'", "must be three shares"),
-    _case("split-no-validation", "data: {split: '1,0,0'}", "data.split", "'1,0,0'", "must be over 0"),
+    _case("split-no-training", "data: {split: '0,1,0'}", "data.split", "'0,1,0'", "train must be over 0"),
+    _case("split-no-validation", "data: {split: '1,0,0'}", "data.split", "'1,0,0'", "eval_iters: 0"),
 ]
 
 INNER = [
@@ -346,6 +348,13 @@ INNER = [
         "inner.lr_wsd_decay_iters",
         "10",
         "has no effect unless lr_decay_style is WSD",
+    ),
+    _case(
+        "wsd-decay-after-the-end",
+        "inner: {lr_decay_style: WSD, train_iters: 50, lr_decay_iters: 80, lr_wsd_decay_iters: 30}",
+        "inner.lr_wsd_decay_iters",
+        "30",
+        "the final decay begins at step 50",
     ),
     _case(
         "sgd-momentum-with-adam",
@@ -485,6 +494,20 @@ OUTER = [
         "has no effect with codec bf16",
     ),
     _case(
+        "stochastic-rounding-with-bf16",
+        "outer: {codec: bf16, rounding: stochastic}",
+        "outer.rounding",
+        "'stochastic'",
+        "has no effect with codec bf16",
+    ),
+    _case(
+        "pattern-with-one-fragment",
+        "outer: {fragment_pattern: sequential}",
+        "outer.fragment_pattern",
+        "'sequential'",
+        "has no effect with num_fragments 1",
+    ),
+    _case(
         "block-size-no-multiple-of-8",
         "outer: {codec: int4, codec_block_size: 60}",
         "outer.codec_block_size",
@@ -576,6 +599,13 @@ WAN = [
         "logging.wandb_project",
         "'mine'",
         "has no effect unless wandb is true",
+    ),
+    _case(
+        "eval-interval-without-validation",
+        "logging: {eval_iters: 0, eval_interval: 5}",
+        "logging.eval_interval",
+        "5",
+        "has no effect with eval_iters 0",
     ),
 ]
 

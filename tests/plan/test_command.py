@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dilocox.cli import main
-from dilocox.config.check import warnings
 from dilocox.config.defaults import resolve
 from dilocox.config.load import load_config
 from dilocox.config.schema import Config, ModelConfig, OuterConfig, ParallelConfig
+from dilocox.config.warnings import find_warnings
 from dilocox.plan import command as plan
 from dilocox.plan.memory import rank_memory
 from dilocox.plan.traffic import Traffic, busiest_host, island_outer_step_bytes
@@ -63,7 +63,7 @@ def test_the_plan_says_what_mixing_drops(alpha, dropped, capsys):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_end_with_whole_rounds(name):
-    assert warnings(preset(name).config) == []
+    assert find_warnings(preset(name).config) == []
 
 
 def test_no_preset_is_left_out():
