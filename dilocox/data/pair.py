@@ -45,10 +45,10 @@ def inspect_pair(prefix: str, *, field: str) -> PairInfo:
     index, data = Path(f"{base}.idx"), Path(f"{base}.bin")
     for path in (index, data):
         if not path.is_file():
-            hint = (
+            advice = (
                 "give the prefix without extension" if base.suffix in (".bin", ".idx") else "check the path"
             )
-            raise ConfigError(field, prefix, f"{path} does not exist; {hint}")
+            raise ConfigError(field, prefix, f"{path} does not exist; {advice}")
     with index.open("rb") as stream:
         header = stream.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):

@@ -1,4 +1,4 @@
-"""Command lines of a run's jobs: one lighthouse, one torchrun job an island."""
+"""Command lines of a run's jobs: one lighthouse, one torchrun job per island."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIGHTHOUSE = (sys.executable, "-m", "dilocox", "lighthouse")
 
 
 def needs_lighthouse(config: Config) -> bool:
-    """Islands that meet, and nobody has said where."""
+    """Whether the islands need a lighthouse that the settings do not name."""
     meets = config.parallel.num_islands > 1 and config.outer.method != "none"
     return meets and config.wan.lighthouse is None
 
@@ -71,9 +71,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_gpu(config: Config) -> bool:
+    """Whether ranks on this host compute on a GPU."""
+    if config.run.device == "cpu":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _gpus(config: Config, island_id: int) -> tuple[int, int] | None:
     """GPUs of an island: its own ones if there are enough for all, else every island sees all."""
-    if config.run.device == "cpu":
+    if not has_gpu(config):
         return None
     import torch
 

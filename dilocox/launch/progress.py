@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: its log, and on a terminal one bar below it."""
+"""What is shown during a run: its log, and on a terminal one bar below it."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ _CAPTIONS = {
     "loss": "Thin lines are single steps, thick ones their moving mean. The anchor is what the run delivers.",
     "bytes": "Payload handed to the collective. Dashed: what plain data parallel training would send.",
     "pseudo_gradients": "Of the first island. A cosine near 1 means that the islands agree; "
-    "a norm that jumps means that one of them has left the path.",
-    "time": "An exchange that runs behind inner steps blocks nothing: red dots on the floor are the aim.",
+    "a norm that jumps means that an island has diverged.",
+    "time": "An exchange that runs behind inner steps blocks nothing: red dots at zero are ideal.",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draws the figures of a run, finished or still going on, and writes report.html."
+    parser.description = "Draws the figures of a run, finished or under way, and writes report.html."
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, for example runs/demo")
 
 

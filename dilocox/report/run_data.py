@@ -1,4 +1,4 @@
-"""A run folder read for its report; works while the run goes on."""
+"""A run folder read for its report; also while the run is under way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunData:
 
     Attributes:
         parameters: elements of the model; None while no island has told.
-        summary: the merged summary; empty while the run goes on.
+        summary: the merged summary; empty while the run is under way.
     """
 
     name: str

@@ -5,7 +5,7 @@
 #   ISLAND_ID=0 RANKS_PER_NODE=8 LIGHTHOUSE=http://10.0.0.1:29510 \
 #       launch/torchrun/one_node.sh configs/run.yaml [--set section.leaf=value ...]
 #
-# Ctrl-C or SIGTERM: the ranks finish their step, save a checkpoint and end. Start it again to go on.
+# Ctrl-C or SIGTERM: the ranks finish their step, save a checkpoint and end. Start it again to continue.
 set -euo pipefail
 
 CONFIG=${1:?usage: one_node.sh CONFIG [--set section.leaf=value ...]}

@@ -48,6 +48,21 @@ FILES = [
     _set("override-without-leaf", "inner=3", "--set", "inner=3", "must be section.leaf=value"),
     _set("override-unknown-key", "inner.learning_rat=3", "inner.learning_rat", "3", "unknown key"),
     _set("override-not-yaml", "inner.lr={", "inner.lr", "{", "is not valid YAML"),
+    _set(
+        "override-unfilled-template",
+        "inner.lr={{LR}}",
+        "inner.lr",
+        "{{LR}}",
+        "put text with braces in",
+    ),
+    _set("path-with-unset-variable", "run.output_dir=$NOT_SET/runs", "run.output_dir", "$NOT", "is not set"),
+    _set(
+        "path-of-unknown-user",
+        "checkpoint.save=~nosuchuser/x",
+        "checkpoint.save",
+        "~no",
+        "without home folder",
+    ),
     Invalid("override-into-no-mapping", "inner: 3", "inner", "3", ("must be a mapping",), ("inner.lr=1",)),
 ]
 
@@ -438,7 +453,7 @@ OUTER = [
         "needs an overlap_delay of 1 to 29, not 0",
     ),
     _case(
-        "streaming-with-the-whole-slot",
+        "streaming-with-the-whole-interval",
         "outer: {delay_mode: streaming, overlap_delay: 30}",
         "outer.delay_mode",
         "'streaming'",

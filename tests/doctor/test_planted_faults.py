@@ -190,7 +190,7 @@ def test_one_node_islands_need_no_host_name_and_no_shared_disk(tmp_path):
     assert quick_checks(config(tmp_path, *ONE_NODE), host=host) == []
 
 
-def test_the_short_form_asks_nobody_outside(tmp_path):
+def test_the_short_form_asks_no_other_host(tmp_path):
     def outside(*arguments):
         raise AssertionError("asked outside")
 

@@ -143,7 +143,7 @@ def _cut(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
 def _interrupts_held_back() -> Iterator[None]:
     """Processes started in here never see Ctrl-C, which reaches the whole group; the parent decides.
 
-    They inherit the blocked signal, so that they are deaf from their first instruction on.
+    They inherit the blocked signal, so that they ignore it from their first instruction on.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
