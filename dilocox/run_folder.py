@@ -12,8 +12,8 @@ runs/NAME/
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -175,9 +175,11 @@ def _check_writable(field: str, value: str, folder: Path) -> None:
         raise _not_writable(field, value, error) from error
     if not parent.is_dir():
         raise ConfigError(field, value, f"{parent} is a file; choose another folder")
-    # `access` asks for root too, which may write everywhere but on a read-only file system.
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(field, value, f"{parent} cannot be written; choose a folder that can")
+    # Permission bits say little (root, read-only and network file systems): only an attempt tells.
+    try:
+        Path(tempfile.mkdtemp(prefix=".dilocox-", dir=parent)).rmdir()
+    except OSError as error:
+        raise _not_writable(field, value, error) from error
 
 
 def _not_writable(field: str, value: str, error: OSError) -> ConfigError:

@@ -89,7 +89,7 @@ def check(config: Config, start: run_folder.Start) -> None:
             settings are for several hosts or another device.
     """
     if config.parallel.nodes_per_island > 1:
-        rule = "`dilocox launch` runs every island on this one host; set it to 1, or use torchrun or dilocox submit"
+        rule = "`dilocox launch` runs every island on this host; set it to 1, or use torchrun or submit"
         raise ConfigError("parallel.nodes_per_island", config.parallel.nodes_per_island, rule)
     if config.run.device != "cuda" and not commands.has_gpu(config):
         check_device(config, "cpu")

@@ -187,10 +187,10 @@ def test_a_killed_torchrun_takes_its_ranks_and_their_helpers_along(tmp_path):
     [
         (
             "parallel.nodes_per_island=2",
-            "parallel.nodes_per_island = 2: `dilocox launch` runs every island on this",
+            "parallel.nodes_per_island = 2: `dilocox launch` runs every island",
         ),
-        ("run.output_dir=/proc/nowhere", "run.output_dir = '/proc/nowhere': /proc cannot be written"),
-        ("checkpoint.save=/proc/nowhere", "checkpoint.save = '/proc/nowhere': /proc cannot be written"),
+        ("run.output_dir=/proc/nowhere", "run.output_dir = '/proc/nowhere': cannot be written"),
+        ("checkpoint.save=/proc/nowhere", "checkpoint.save = '/proc/nowhere': cannot be written"),
         ("checkpoint.save=/etc/passwd", "checkpoint.save = '/etc/passwd': /etc/passwd is a file"),
         ("data.data_cache_path=/proc/nowhere", "data.data_cache_path = '/proc/nowhere'"),
         (f"run.output_dir=/tmp/{'n' * 300}", "cannot be written (File name too long)"),
