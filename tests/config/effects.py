@@ -164,7 +164,7 @@ EFFECTS: dict[str, Effect | Refusal] = {
     "wan.min_islands": Effect("2", see.launched),
     "wan.grace_s": Effect("7", see.launched),
     "wan.streams": Effect("4", see.examined),
-    "wan.join_timeout_s": Effect("3", LONELY, (*WAITING, "wan.min_islands=1"), old="1"),
+    "wan.join_timeout_s": Effect("3", LONELY, (*WAITING, "wan.min_islands=2")),
     "checkpoint.save": Effect("elsewhere", see.paths),
     "checkpoint.save_interval": Effect("3", WHOLE_RUN, ALONE),
     "checkpoint.save_retain": Effect("1", WHOLE_RUN, (*ALONE, "checkpoint.save_interval=3")),

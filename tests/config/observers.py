@@ -226,7 +226,7 @@ def _wait_alone(island: int, rank: int, path: Path, cases: list[list[str]]) -> s
     from dilocox.errors import WanError
     from tests.training import lighthouse, train_rank
 
-    with lighthouse(min_islands=1 if "wan.min_islands=1" in cases[island] else 2) as address:
+    with lighthouse(min_islands=1 if "wan.min_islands=2" in cases[island] else 2) as address:
         overrides = [*cases[island], f"run.name=alone{island}", f"wan.lighthouse={address}"]
         try:
             train_rank(0, rank, path, overrides, None, False)
