@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dilocox.config.schema import OuterConfig
 
 _FP32 = 4
+_SCRATCH, _CHUNK_VALUES = 9, 1 << 19
+"""Working memory of the block codecs on a CPU: bytes per value of one chunk, and values per chunk."""
 
 
 def in_flight_bytes(
@@ -21,7 +23,8 @@ def in_flight_bytes(
     its sum with the residual, with a lossy codec what the others decode from the own messages, and the mean.
     On top comes the largest of:
 
-    * the exchange: encoded messages, own and received, and the values that are being decoded;
+    * the exchange: encoded messages, own and received, values that are being decoded, and what the codec
+      works on;
     * the figures of the sync: one tensor at a time twice in fp64, as values and as squares;
     * with `eager`, the gradient that is put together when the sync is applied.
 
@@ -44,6 +47,8 @@ def in_flight_bytes(
         # Two islands: a second message is decoded while the sum of both is formed. More: the owned part as
         # averaged, and what its second encoding lost.
         exchange += 2 * fragment // num_islands
+        if outer.codec not in ("none", "bf16"):
+            exchange += _SCRATCH * min(max(numels, default=0), _CHUNK_VALUES)
     figures = 4 * largest
     gradient = fragment if outer.delay_mode == "eager" else 0
     fresh = fragment if outer.delay_mode in ("delayed_keep", "delayed_reset", "eager") else 0

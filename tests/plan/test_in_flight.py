@@ -14,9 +14,8 @@ from dilocox.outer.sync.thread import SyncThread
 from dilocox.plan.in_flight import in_flight_bytes
 from tests.outer.islands import make_islands, on_islands, outer_config
 
-SHAPES = [(512, 512), (384, 512), (512, 384), (512,)]
-NUMELS = [512 * 512, 384 * 512, 512 * 384, 512]
-"""Large enough for the codecs' working memory, which does not grow with the tensors, to count little."""
+SHAPES = [(96, 96), (64, 96), (96, 64), (96,)]
+NUMELS = [96 * 96, 64 * 96, 96 * 64, 96]
 
 
 class LiveBytes(TorchDispatchMode):
