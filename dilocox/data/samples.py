@@ -85,21 +85,24 @@ def check_sizes(config: Config, resolved: ResolvedData, *, island_ids: Iterable[
     Raises:
         ConfigError: too little text; the rule says how much there is.
     """
-    field = "data.data_path" if resolved.shared else "data.island_data"
     for island_id in island_ids:
-        check_size(train_set(config, resolved, island_id), at_least=1, field=field)
+        field = "data.data_path" if resolved.shared else f"data.island_data[{island_id}]"
+        reader = f"island {island_id} of {config.parallel.num_islands}"
+        check_size(train_set(config, resolved, island_id), at_least=1, field=field, reader=reader)
     validation = validation_set(config, resolved)
     if validation is not None:
-        check_size(validation, at_least=config.inner.global_batch_size, field=field)
+        field = "data.data_path" if resolved.shared else "data.island_data"
+        check_size(validation, at_least=config.inner.global_batch_size, field=field, reader="all islands")
 
 
-def check_size(samples: SampleSet, *, at_least: int, field: str) -> None:
+def check_size(samples: SampleSet, *, at_least: int, field: str, reader: str) -> None:
     """Checks that the documents of every pair fill the samples of one pass.
 
     Args:
         samples: the set to look at.
         at_least: samples that one pass over the pairs has to give, by their weights.
         field: the setting to name, for example `data.data_path`.
+        reader: who draws the samples, for example `island 1 of 2`.
 
     Raises:
         ConfigError: too little text; the rule says how much there is.
@@ -117,7 +120,7 @@ def check_size(samples: SampleSet, *, at_least: int, field: str) -> None:
             raise ConfigError(
                 field,
                 pair.prefix,
-                f"its {share} for island {samples.island} of {samples.num_islands} has {num_tokens} tokens "
+                f"its {share} for {reader} has {num_tokens} tokens "
                 f"in {len(chosen)} documents, but {num_samples} samples of model.seq_length "
                 f"{samples.seq_length} need {needed}; use more text, a larger share or a shorter "
                 f"seq_length{none}",

@@ -88,11 +88,11 @@ def checkpoint_disk(host: Host, config: Config | None) -> Iterator[Finding]:
     free = host.free_bytes(folder)
     one = _checkpoint_bytes(config)
     needed = max(MIN_FREE_BYTES, one * (config.checkpoint.save_retain + 1) * config.parallel.num_islands)
-    seen = f"{free / 1e9:.1f} GB free for checkpoints in {folder}"
+    seen = f"{_size(free)} free for checkpoints in {folder}"
     if free < needed:
         yield problem(
             "disk",
-            f"{seen}, {needed / 1e9:.1f} GB are needed ({one / 1e9:.1f} GB each)",
+            f"{seen}, {_size(needed)} are needed (a checkpoint of one island: {_size(one)})",
             "set checkpoint.save to a larger disk or lower checkpoint.save_retain",
         )
     else:
@@ -113,6 +113,10 @@ def shared_file_system(host: Host, config: Config | None) -> Iterator[Finding]:
         )
     else:
         yield ok("shared disk", f"{folder} is on {kind}")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _checkpoint_bytes(config: Config) -> int:

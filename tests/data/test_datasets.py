@@ -230,6 +230,15 @@ def test_shares_are_cut_where_megatron_cuts_them(split: str) -> None:
             assert (begin, end) == expected
 
 
+def test_too_little_text_of_one_site_names_that_site(tmp_path: Path) -> None:
+    prefixes = [write_pair(tmp_path / f"p{i}", numbered_documents(50 * (1 - i) + 1, 16)) for i in range(2)]
+    data = {"data_path": "stdlib", "island_data": prefixes}
+    config = make_config("stdlib", data=data, parallel={"num_islands": 2}, model={"seq_length": 64})
+    with pytest.raises(ConfigError, match="for island 1 of 2 has") as caught:
+        open_data(config, tmp_path, island_id=1)
+    assert caught.value.field == "data.island_data[1]"
+
+
 def test_a_run_without_validation(corpus: str, tmp_path: Path) -> None:
     config = make_config(corpus, data={"split": "100,0,0"}, logging={"eval_iters": 0})
     data = open_data(config, tmp_path)
