@@ -133,8 +133,9 @@ def test_a_run_without_wan_bytes_draws_without_a_warning(tmp_path):
     writer = JsonlWriter(tmp_path / "island_0" / "metrics.jsonl")
     writer.write(EventRecord(0, "start", {"parameters": 1000}))
     for step in range(1, 21):
-        record = dict(inner_step=step, lm_loss=7.0, grad_norm=1.0, lr=0.1, tokens=10, step_time_s=0.1)
-        writer.write(InnerRecord(**record))
+        writer.write(
+            InnerRecord(inner_step=step, lm_loss=7.0, grad_norm=1.0, lr=0.1, tokens=10, step_time_s=0.1)
+        )
     writer.write(dataclasses.replace(sync(20), payload_bytes_sent=0))
     writer.close()
     assert report.write(tmp_path).exists()

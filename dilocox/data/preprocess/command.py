@@ -25,12 +25,8 @@ TOKENIZER_TYPES = ("SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokeni
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags on the parser of the command."""
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        help="JSONL files (.jsonl .ndjson .json, also .gz), text files, folders or patterns in quotes",
-    )
+    what = "JSONL files (.jsonl .ndjson .json, also .gz), text files, folders, or patterns in quotes"
+    parser.add_argument("--input", nargs="+", required=True, help=what)
     parser.add_argument(
         "--json-keys",
         nargs="+",

@@ -97,7 +97,7 @@ def _paths_of(name: str) -> list[Path]:
     if Path(expanded).exists():
         return [Path(expanded)]
     if glob.has_magic(expanded):
-        found = sorted(glob.glob(expanded, recursive=True))
+        found = sorted(glob.glob(expanded, recursive=True))  # noqa: PTH207 (a pattern may be absolute)
         if not found:
             raise ConfigError("--input", name, "no file or folder matches this pattern; check the path")
         return [Path(path) for path in found]
