@@ -17,6 +17,7 @@ from dilocox import backend
 from dilocox.checkpoint import files as checkpoint_files
 from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
 from dilocox.closing import close_run
+from dilocox.config.check import check_device
 from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
 from dilocox.config.warnings import find_warnings
@@ -117,6 +118,7 @@ class Run:
         self.stop = StopRequest(config.run)
         self.topology = Topology.from_config(config.parallel)
         chosen = backend.choose_backend(config.run.device, place.local_rank)
+        check_device(config, "cuda" if chosen.is_cuda else "cpu")  # what `run.device: auto` came to
         self.island = backend.init_island(chosen, self.topology, rank=place.rank, run=config.run)
         self.tokenizer = data.tokenizer.build()
         self.data = build_data(

@@ -71,7 +71,7 @@ class Data:
         self._vocab_size = vocab_size
 
     def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
-        """This rank's micro-batches, one list a step, until `inner.train_iters` steps are done.
+        """This rank's micro-batches, one list per step, until `inner.train_iters` steps are done.
 
         Args:
             consumed_samples: samples the island has trained on; the next step starts there.

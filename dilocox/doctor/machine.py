@@ -22,7 +22,7 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def gpus(host: Host, config: Config | None) -> Iterator[Finding]:
-    """One rank a GPU."""
+    """Every rank has a GPU of its own."""
     num_gpus = host.num_gpus()
     if config is None or config.run.device == "cpu":
         return
@@ -37,7 +37,7 @@ def gpus(host: Host, config: Config | None) -> Iterator[Finding]:
             "raise parallel.nodes_per_island, or lower parallel.ranks_per_island",
         )
     else:
-        yield ok("gpus", f"{num_gpus} GPUs for {per_node} ranks a node")
+        yield ok("gpus", f"{num_gpus} GPUs for {per_node} ranks per node")
 
 
 def gpu_links(host: Host, config: Config | None) -> Iterator[Finding]:
@@ -75,9 +75,9 @@ def open_files(host: Host, config: Config | None) -> Iterator[Finding]:
             if hard < 0 or hard >= needed
             else "ask the administrators for a higher hard limit"
         )
-        yield problem("open files", f"the limit is {soft} files a process, {needed} are needed", how)
+        yield problem("open files", f"the limit is {soft} files per process, {needed} are needed", how)
     else:
-        yield ok("open files", f"{'unlimited' if soft < 0 else soft} files a process")
+        yield ok("open files", f"{'unlimited' if soft < 0 else soft} files per process")
 
 
 def checkpoint_disk(host: Host, config: Config | None) -> Iterator[Finding]:

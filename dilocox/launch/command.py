@@ -164,7 +164,7 @@ def _describe(config: Config) -> str:
     parallel = config.parallel
     return (
         f"{parallel.num_islands} islands x {parallel.ranks_per_island} ranks "
-        f"({commands.threads_per_rank(config)} threads a rank, {commands.num_cores()} cores)"
+        f"({commands.threads_per_rank(config)} threads per rank, {commands.num_cores()} cores)"
     )
 
 

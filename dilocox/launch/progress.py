@@ -16,7 +16,7 @@ from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
 from dilocox.run_folder import METRICS, island_dir, launch_log
 
 _WINDOW_S = 20.0
-"""Span over which the shown tokens a second are averaged."""
+"""Span over which the shown tokens per second are averaged."""
 
 
 class RunState:
@@ -91,7 +91,7 @@ class Display:
         self._file.write(text + "\n")
 
     def tick(self) -> None:
-        """Moves the bar; call it about twice a second."""
+        """Moves the bar; call it about twice per second."""
         if self._bar.disable:
             return
         self._state.update(time.monotonic())

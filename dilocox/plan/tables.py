@@ -34,7 +34,7 @@ def layout(traffic: Traffic) -> Table:
     topology, config = traffic.topology, traffic.config
     hosts = config.parallel.nodes_per_island
     table = _table(
-        f"Layout: {topology.describe()}, {hosts} host{'s' if hosts > 1 else ''} an island",
+        f"Layout: {topology.describe()}, {hosts} host{'s' if hosts > 1 else ''} per island",
         ("pipeline stage", "ranks of the island", "on hosts", "layers", "also"),
         caption=f"{topology.ranks_per_island} WAN groups of {topology.num_islands} ranks: "
         "equal coordinates of all islands",

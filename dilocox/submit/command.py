@@ -70,7 +70,7 @@ def check(config: Config, sites: Sequence[Site], overrides: Sequence[str]) -> No
     ranks_per_node = parallel.ranks_per_island // parallel.nodes_per_island
     for site in sites:
         if site.gpus_per_node is not None and site.gpus_per_node < ranks_per_node:
-            rule = f"under the {ranks_per_node} ranks a node of the run; raise parallel.nodes_per_island"
+            rule = f"under the {ranks_per_node} ranks per node of the run; raise parallel.nodes_per_island"
             raise ConfigError("site.gpus_per_node", site.gpus_per_node, rule)
         if site.host is not None and needs_expansion(config.run.output_dir):
             rule = f"is another folder on {site.host} (site {site.name}) than here; write the path out"

@@ -96,9 +96,9 @@ class Encoder:
 def encode_documents(
     documents: Iterable[RawDocument], job: EncodeJob, *, num_workers: int
 ) -> Iterator[EncodedChunk]:
-    """Encode all documents, chunk after chunk in input order.
+    """Encodes all documents, chunk after chunk in input order.
 
-    Memory: at most four chunks a worker are in flight, however large the input.
+    Memory: at most four chunks per worker are in flight, however large the input.
 
     Raises:
         DilocoxError: a worker process died.

@@ -25,7 +25,7 @@ class PairWriter:
     """One `.bin/.idx` pair in Megatron's format, pending until the files are committed."""
 
     def __init__(self, prefix: str, dtype: str, pending: PendingFiles) -> None:
-        """Start a pair `prefix.bin`, `prefix.idx`."""
+        """Starts a pair `prefix.bin`, `prefix.idx`."""
         data = pending.add(Path(prefix + ".bin"))
         self._index = pending.add(Path(prefix + ".idx"))  # named last: a pair counts once its index is there
         builder = _megatron_format().IndexedDatasetBuilder
@@ -35,7 +35,7 @@ class PairWriter:
         self.num_tokens = 0
 
     def add_documents(self, tokens: NDArray[Any], lengths: Sequence[int]) -> None:
-        """Append documents that stand one after another in `tokens`, shape [sum of lengths]."""
+        """Appends documents that stand one after another in `tokens`, shape [sum of lengths]."""
         start = 0
         for length in lengths:
             self._builder.add_document(tokens[start : start + length], [length])
@@ -44,7 +44,7 @@ class PairWriter:
         self.num_tokens += start
 
     def finish(self) -> None:
-        """Close the data file and write the index."""
+        """Closes the data file and writes the index."""
         self._builder.finalize(str(self._index))
 
     def describe(self) -> str:
@@ -65,7 +65,7 @@ def token_dtype(vocab_size: int) -> str:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that temporary files are removed."""
+    """Lets SIGTERM unwind the stack as Ctrl-C does, so that temporary files are removed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 def _megatron_format() -> ModuleType:
-    """Import late and quietly: it takes seconds, and wrong input shall be reported before."""
+    """Imports late and quietly: it takes seconds, and wrong input must be reported before."""
     from dilocox.backend import quiet_third_parties
 
     quiet_third_parties()
