@@ -66,9 +66,9 @@ def island_ids(run_dir: Path) -> list[int]:
     return sorted(int(name) for name in folders if name.isdecimal())
 
 
-def rank_log(run_dir: Path, island_id: int, rank: int) -> Path:
-    """Log of one rank."""
-    return island_dir(run_dir, island_id) / f"rank_{rank}.log"
+def rank_log(folder: Path, rank: int) -> Path:
+    """Log of one rank, in the folder of its island."""
+    return folder / f"rank_{rank}.log"
 
 
 def torchrun_dir(run_dir: Path, island_id: int) -> Path:

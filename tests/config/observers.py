@@ -209,7 +209,7 @@ def _run(island: int, rank: int, path: Path, cases: list[list[str]]) -> list[obj
     run_dir = run_folder.run_dir_of(config)
     checkpoints = run_folder.island_dir(run_folder.checkpoint_dir_of(config), 0).glob("iter_*")
     records = read_records(run_folder.island_dir(run_dir, 0) / run_folder.METRICS)
-    log = run_folder.rank_log(run_dir, 0, 0).read_text()
+    log = run_folder.rank_log(run_folder.island_dir(run_dir, 0), 0).read_text()
     return [
         sorted(folder.name for folder in checkpoints),
         [record.inner_step for record in records if isinstance(record, EvalRecord)],
