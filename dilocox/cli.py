@@ -114,8 +114,8 @@ def _train(args: argparse.Namespace) -> int:
 
 def _add_lighthouse(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Serves membership to all islands of one run. It keeps no model state: if it stops, training goes "
-        "on inside the islands and syncs wait until it is back on the same address."
+        "Serves membership to all islands of one run. It keeps no model state: if it stops, training "
+        "continues inside the islands and syncs wait until it is back on the same address."
     )
     parser.add_argument("--bind", default="[::]:29510", metavar="HOST:PORT", help="default [::]:29510")
     parser.add_argument("--advertise-address", metavar="HOST", help="address to print; default: this host's")

@@ -5,8 +5,8 @@ DilocoxError
 │   └── DataError        bad input text, with file and line; exit code 2
 ├── ModelError           the model that was built is not the one that the configuration describes
 ├── CheckpointError      a checkpoint is missing, incomplete or belongs to another run
-└── WanError             one sync between islands failed; training inside the island goes on
-    ├── QuorumError      membership did not answer in time (lighthouse down, nobody there)
+└── WanError             one sync between islands failed; training inside the island continues
+    ├── QuorumError      membership did not answer in time (lighthouse down, no other island there)
     ├── IdentityError    a member of the quorum belongs to another run, config or layout
     └── MessageError     a received message has a wrong header field or checksum
 """

@@ -1,9 +1,11 @@
-"""Questions to the operating system's network, and the spelling of addresses. No torch. Level 2."""
+"""Interfaces, addresses, ports and name look-ups: for doctor, command line and level 2. No torch."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,11 +16,12 @@ import psutil
 from dilocox.errors import ConfigError
 
 Family = Literal["ipv4", "ipv6"]
+Reach = Literal["open", "refused", "timeout", "unreachable"]
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is asked of the operating system; tests hand in their own.
+    """Questions to the operating system; tests hand in their own answers.
 
     Attributes:
         interfaces: addresses of each interface, IPv4 and IPv6, without scope.
@@ -32,7 +35,7 @@ class Network:
 
 
 def bracketed(host: str) -> str:
-    """IPv6 literals get the brackets that URLs and HOST:PORT need."""
+    """The host as URLs and HOST:PORT need it: IPv6 literals in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -60,6 +63,49 @@ def is_loopback(address: str) -> bool:
 
 def family_of(address: str) -> Family:
     return "ipv6" if ipaddress.ip_address(address).version == 6 else "ipv4"
+
+
+def bound_port(address: str, port: int) -> int | None:
+    """The port that a bind to (address, port) gets, port 0 meaning any; None if it fails."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are still in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])
+
+
+def is_port_free(port: int) -> bool:
+    """Whether a local port can be listened on now."""
+    return bound_port("", port) is not None
+
+
+def reach(host: str, port: int, timeout_s: float) -> Reach:
+    """What a TCP connection attempt meets within a time."""
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except TimeoutError:
+        return "timeout"
+    except OSError:
+        return "unreachable"
+    return "open"
+
+
+def name_lookup_s(address: str) -> float:
+    """Seconds until the name server has answered for an address, or given up.
+
+    Asked as torch asks: in the IPv6 form, for which glibc passes by /etc/hosts.
+    """
+    started = time.perf_counter()
+    mapped = address if ":" in address else f"::ffff:{address}"
+    with contextlib.suppress(OSError):
+        socket.getnameinfo((mapped, 0), 0)
+    return time.perf_counter() - started
 
 
 def system_network() -> Network:

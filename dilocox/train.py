@@ -10,14 +10,17 @@ import torch
 import torch.distributed as dist
 
 from dilocox.backend import choose_backend
+from dilocox.config.check import check_device
 from dilocox.config.schema import Config
 from dilocox.data.resolve import prepare
+from dilocox.data.samples import check_sizes
 from dilocox.errors import ConfigError
 from dilocox.hashing import combine, hash_tensors
 from dilocox.inner.generate import generate
 from dilocox.inner.model import check_layers
 from dilocox.metrics.sinks import check_packages
 from dilocox.metrics.summary import RunOutcome, Status, island_summary, merge, write_island_summary
+from dilocox.run_folder import check_writable
 from dilocox.shapes import count_parameters
 from dilocox.trainer import RankContext, Trainer
 
@@ -36,6 +39,7 @@ def train(config: Config, context: RankContext, *, resume: bool) -> int:
     """
     check(config, context)
     data = prepare(config, context.cache_dir, island_id=context.island_id)
+    check_sizes(config, data, island_ids=[context.island_id])
     with Trainer(config, context, data, resume=resume) as trainer:
         trainer.start()
         close(trainer, loop(trainer))
@@ -107,8 +111,11 @@ def check(config: Config, context: RankContext) -> None:
     Raises:
         ConfigError: a setting does not fit this host, or islands have no place to meet.
     """
-    check_layers(config.model, choose_backend(config.run.device, context.local_rank))
+    chosen = choose_backend(config.run.device, context.local_rank)
+    check_device(config, device="cuda" if chosen.is_cuda else "cpu")
+    check_layers(config.model, chosen)
     check_packages(config)
+    check_writable(config)
     if config.outer.method == "none" or config.parallel.num_islands == 1:
         return
     if config.wan.lighthouse is None:

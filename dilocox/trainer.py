@@ -13,8 +13,8 @@ import torch.distributed as dist
 from dilocox import backend
 from dilocox.checkpoint import files as checkpoint_files
 from dilocox.checkpoint.store import Checkpoints, Loaded, TrainState
-from dilocox.config.check import warnings
 from dilocox.config.schema import Config
+from dilocox.config.warnings import find_warnings
 from dilocox.data.datasets import build_data
 from dilocox.data.prefetch import Prefetcher
 from dilocox.data.resolve import ResolvedData
@@ -27,7 +27,7 @@ from dilocox.metrics.recorder import Recorder
 from dilocox.metrics.records import EvalRecord, InnerRecord
 from dilocox.metrics.throughput import Throughput
 from dilocox.no_outer_loop import NoOuterLoop
-from dilocox.run_folder import checkpoint_dir_of, run_dir_of
+from dilocox.run_folder import checkpoint_dir_of, island_dir, load_dir_of, run_dir_of
 from dilocox.shapes import count_parameters, stage_parameters
 from dilocox.step_reports import StepReports
 from dilocox.stop import StopRequest
@@ -124,7 +124,7 @@ class Trainer:
         self._follow_position()
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
         self.recorder.event("start", self.inner_step, parameters=parameters)
-        for text in warnings(self.config):
+        for text in find_warnings(self.config):
             self.recorder.event("note", self.inner_step, text=text)
         if self.inner_step == 0:
             self.evaluate()
@@ -159,7 +159,9 @@ class Trainer:
         return self._reports.stop_requested
 
     def evaluate(self) -> None:
-        """Validates the anchor (without one, the local weights)."""
+        """Validates the anchor (without one, the local weights); no-op with `logging.eval_iters` 0."""
+        if self.config.logging.eval_iters == 0:
+            return
         self._reports.flush(self.inner_step)
         anchors = self.outer.anchors()
         batches = self.data.validation_batches(self.config.logging.eval_iters)
@@ -200,7 +202,6 @@ class Trainer:
             data,
             island_id=self.context.island_id,
             coordinate=island.coordinate,
-            run_dir=self.run_dir,
             barrier=lambda: dist.barrier(island.control_group),
         )
         self.batches = Prefetcher(
@@ -267,7 +268,7 @@ class Trainer:
         """The newest checkpoint of this island; None where there is none yet."""
         self._loaded_from = checkpoint_dir_of(self.config)
         if self.config.checkpoint.load:
-            self._loaded_from = Path(self.config.checkpoint.load)
+            self._loaded_from = load_dir_of(self.config)
         source = self._checkpoints(self._loaded_from)
         iteration = checkpoint_files.latest(source.directory)
         return None if iteration is None else source.load(self._train_state(), iteration)
@@ -284,7 +285,7 @@ class Trainer:
 
     def _checkpoints(self, folder: Path) -> Checkpoints:
         return Checkpoints(
-            folder / f"island_{self.context.island_id}",
+            island_dir(folder, self.context.island_id),
             self.island,
             config=self.config,
             vocab_size=self.vocab_size,

@@ -35,7 +35,7 @@ def test_progress_is_not_overwritten(config, path):
     assert (run_dir_of(config) / path).exists()
 
 
-def test_resume_keeps_everything_but_old_verdicts(config):
+def test_resume_keeps_everything_but_old_summaries(config):
     prepare(config, "new")
     folder = run_dir_of(config)
     put(folder / "checkpoints/island_0/latest_checkpointed_iteration.txt")

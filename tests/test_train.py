@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from dilocox.config.check import warnings
 from dilocox.config.load import load_config
+from dilocox.config.warnings import find_warnings
 from dilocox.metrics.jsonl import read_records
 from dilocox.metrics.records import EventRecord
 from tests.distributed.forkserver import run_islands
@@ -51,7 +51,7 @@ def test_what_may_surprise_is_said_in_the_record_of_the_run(tmp_path):
     train(path)
     records = read_records(tmp_path / "runs" / "test" / "island_0" / "metrics.jsonl")
     notes = [record.details["text"] for record in records if getattr(record, "event", None) == "note"]
-    assert notes == warnings(load_config(path)) != []
+    assert notes == find_warnings(load_config(path)) != []
 
 
 def test_outer_sgd_with_lr_1_changes_nothing(one_rank, tmp_path):

@@ -6,14 +6,14 @@ island_0/latest_checkpointed_iteration.txt    Megatron's tracker, written last
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
 
+from dilocox.atomic import fsync, write_atomic
 from dilocox.errors import CheckpointError
+from dilocox.run_folder import TRACKER
 
-TRACKER = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
 _UNFINISHED = ".unfinished"
 
@@ -91,15 +91,15 @@ def commit(directory: Path, iteration: int, *, retain: int) -> None:
     """
     unfinished, final = unfinished_of(directory, iteration), folder_of(directory, iteration)
     for entry in sorted(unfinished.rglob("*")):
-        _flush_to_disk(entry)
-    _flush_to_disk(unfinished)
+        fsync(entry)
+    fsync(unfinished)
     replaced = None
     if final.exists():  # a run that resumed from an older checkpoint has come here again
         replaced = directory / f"{_UNFINISHED}.replaced.{final.name}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     unfinished.rename(final)
-    _flush_to_disk(directory)
+    fsync(directory)
     _write_tracker(directory, iteration)
     if replaced is not None:
         shutil.rmtree(replaced)
@@ -113,16 +113,4 @@ def abandon(directory: Path, iteration: int) -> None:
 
 
 def _write_tracker(directory: Path, iteration: int) -> None:
-    fresh = directory / f"{_UNFINISHED}.{TRACKER}"
-    fresh.write_text(f"{iteration}\n")
-    _flush_to_disk(fresh)
-    fresh.replace(directory / TRACKER)
-    _flush_to_disk(directory)
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_atomic(directory / TRACKER, f"{iteration}\n", durable=True)

@@ -1,6 +1,6 @@
 """From a YAML file and overrides to one checked `Config`. No torch here.
 
-Whatever is wrong with the input ends as one `ConfigError` line that names field, value and rule.
+Every fault of the input ends as one `ConfigError` line that names field, value and rule.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from dilocox.config.check import check
 from dilocox.config.defaults import resolve
+from dilocox.config.paths import expand_paths
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
 
@@ -47,7 +48,11 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            # An unfilled {{TEMPLATE}} is a mapping as a key, which Python cannot hash.
+            if not isinstance(key, Hashable):
+                problem = f"{key!r} is no key; put text with braces in quotes"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is there twice", key_node.start_mark
                 )
@@ -55,17 +60,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, expand: bool = True) -> Config:
     """Reads, completes and checks the configuration of a run.
 
     Args:
-        path: a YAML file, one mapping a section.
+        path: a YAML file, one mapping per section.
         overrides: `section.leaf=value`, in order; they win over the file.
+        expand: False leaves `~` and variables in paths as they are written, for another host.
 
     Raises:
         ConfigError: the file is missing or malformed, or a setting breaks a rule.
     """
-    config = resolve(load(path, overrides))
+    config = load(path, overrides)
+    config = resolve(expand_paths(config) if expand else config)
     check(config)
     return config
 
@@ -108,7 +115,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError("CONFIG", str(path), "is not UTF-8 text; give the path of a YAML file") from None
-    tree = _parse(text, "CONFIG", str(path))
+    tree = parse_yaml(text, field="CONFIG", value=str(path))
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -121,7 +128,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     return tree
 
 
-def _parse(text: str, field: str, value: str) -> Any:
+def parse_yaml(text: str, *, field: str, value: str) -> Any:
+    """One YAML document; `field` and `value` name it in errors.
+
+    Raises:
+        ConfigError: it is not valid YAML, or a key is there twice.
+    """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -139,7 +151,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     leaves = tree.setdefault(section, {})
     if not isinstance(leaves, dict):
         raise ConfigError(section, leaves, "must be a mapping of settings; correct the file")
-    leaves[leaf] = _parse(text, key, text)
+    leaves[leaf] = parse_yaml(text, field=key, value=text)
 
 
 def _one_line(error: ErrorDetails) -> ConfigError:
@@ -150,7 +162,7 @@ def _one_line(error: ErrorDetails) -> ConfigError:
     if kind == "extra_forbidden":
         return ConfigError(field, value, f"unknown key; {_did_you_mean(path)}")
     if kind in ("model_type", "model_attributes_type"):
-        return ConfigError(field, value, "must be a mapping of settings; write one `leaf: value` a line")
+        return ConfigError(field, value, "must be a mapping of settings; write one `leaf: value` per line")
     rule = error["msg"].replace("Input should be", "must be").replace("String should", "must")
     return ConfigError(field, value, f"{rule}; {_advice(error)}")
 

@@ -1,4 +1,4 @@
-"""The demo's corpus: the Python sources of this interpreter's standard library, one document a file.
+"""The demo's corpus: the Python sources of this interpreter's standard library, one document per file.
 
 Real text, always there, about 12 MB. Prepared once and kept in a folder named after its content.
 """
@@ -15,19 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dilocox.atomic import PendingFiles, atomic_folder
 from dilocox.data.preprocess.documents import RawDocument
 from dilocox.data.preprocess.encode import EncodeJob, encode_documents
-from dilocox.data.preprocess.pair_writer import PairWriter, PendingFiles, token_dtype
+from dilocox.data.preprocess.pair_writer import PairWriter, token_dtype
 from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import TokenizerSpec
-from dilocox.data.whole_folder import whole_folder
 from dilocox.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_VOCAB_SIZE = 2048
 _RECIPE_VERSION = 1
-"""Raise it when the same sources shall give other files; old cache folders are then left alone."""
+"""Raise it when the same sources must give other files; old cache folders are then left alone."""
 
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
@@ -74,7 +74,7 @@ def prepare_corpus(
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     tokenizer: TokenizerSpec | None = None,
 ) -> Corpus:
-    """Tokenize the documents once into a folder of `cache_dir`; safe in several processes at once.
+    """Tokenizes the documents once into a folder of `cache_dir`; safe in several processes at once.
 
     Raises:
         ConfigError: the cache folder cannot be written, or the vocabulary does not suit the text.
@@ -101,7 +101,7 @@ def _build(
     documents: Sequence[RawDocument], folder: Path, *, vocab_size: int, tokenizer: TokenizerSpec | None
 ) -> None:
     logger.info("preparing %d documents in %s (once; some seconds)", len(documents), folder)
-    with whole_folder(folder) as building:
+    with atomic_folder(folder) as building:
         if tokenizer is None:
             texts = (raw.content.decode("utf-8") for raw in documents)
             num_bytes = sum(len(raw.content) for raw in documents)
@@ -147,7 +147,7 @@ def _cache_key(documents: Sequence[RawDocument], vocab_size: int, tokenizer: Tok
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Let one process of this machine in at a time; the kernel lets go of the lock of a dead one."""
+    """Holds a lock of this machine; the kernel releases that of a process that dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

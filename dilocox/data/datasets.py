@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,8 +16,10 @@ from torch import Tensor
 
 from dilocox.config.schema import Config
 from dilocox.data.resolve import ResolvedData
-from dilocox.data.sample_set import SampleSet, build_index, check_size, load
+from dilocox.data.sample_set import build_index, load
+from dilocox.data.samples import train_set, validation_set
 from dilocox.errors import DataError
+from dilocox.run_folder import data_cache_dir_of
 from dilocox.topology import Coordinate
 
 MicroBatch = dict[str, Tensor]
@@ -59,7 +60,7 @@ class Data:
     def __init__(
         self,
         train: GPTDataset | BlendedDataset,
-        validation: GPTDataset | BlendedDataset,
+        validation: GPTDataset | BlendedDataset | None,
         shape: BatchShape,
         *,
         num_samples: int,
@@ -74,7 +75,7 @@ class Data:
         self._fields = fields
 
     def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
-        """This rank's micro-batches, one list a step, until `inner.train_iters` steps are done.
+        """This rank's micro-batches, one list per step, until `inner.train_iters` steps are done.
 
         Args:
             consumed_samples: samples the island has trained on; the next step starts there.
@@ -89,6 +90,8 @@ class Data:
         Args:
             eval_iters: at most `logging.eval_iters`.
         """
+        if self._validation is None:
+            return []
         step = self._shape.global_batch_size
         return [self._global_batch(self._validation, index * step) for index in range(eval_iters)]
 
@@ -117,23 +120,21 @@ def build_data(
     *,
     island_id: int,
     coordinate: Coordinate,
-    run_dir: Path,
     barrier: Callable[[], None],
 ) -> Data:
-    """Open the data sets of an island; rank 0 of its world writes missing index files first.
+    """Opens the data sets of an island; rank 0 of its world writes missing index files first.
 
     Collective: all ranks of the island call it; `barrier` joins them.
 
     Args:
         resolved: from `prepare`.
         coordinate: of this rank; its model copy decides the samples, its stage the fields that are read.
-        run_dir: index files go to `data_cache/` in it unless `data.data_cache_path` is set.
 
     Raises:
-        ConfigError: a corpus is too small, or the index files cannot be written.
+        ConfigError: the index files cannot be written.
     """
     tokenizer = resolved.tokenizer.build()
-    cache = Path(config.data.data_cache_path) if config.data.data_cache_path else run_dir / "data_cache"
+    cache = data_cache_dir_of(config)
     shape = BatchShape(
         micro_batch_size=config.inner.micro_batch_size,
         global_batch_size=config.inner.global_batch_size,
@@ -142,17 +143,14 @@ def build_data(
     )
     train = train_set(config, resolved, island_id)
     validation = validation_set(config, resolved)
-    field = "data.data_path" if resolved.shared else "data.island_data"
-    # on every rank, so that all of them stop with the message instead of waiting for the first
-    check_size(train, at_least=1, field=field)
-    check_size(validation, at_least=shape.global_batch_size, field=field)
     if not dist.is_initialized() or dist.get_rank() == 0:
         build_index(train, cache, tokenizer)
-        build_index(validation, cache, tokenizer)
+        if validation is not None:
+            build_index(validation, cache, tokenizer)
     barrier()
     return Data(
         load(train, cache, tokenizer),
-        load(validation, cache, tokenizer),
+        None if validation is None else load(validation, cache, tokenizer),
         shape,
         num_samples=train.num_samples,
         vocab_size=tokenizer.vocab_size,
@@ -165,33 +163,3 @@ def fields_of(stage: int, *, num_stages: int) -> tuple[str, ...]:
     first = FIRST_STAGE_FIELDS if stage == 0 else ()
     last = LAST_STAGE_FIELDS if stage == num_stages - 1 else ()
     return first + last
-
-
-def train_set(config: Config, resolved: ResolvedData, island_id: int) -> SampleSet:
-    """Training samples of an island: its part of a shared corpus, or its site's own documents."""
-    return SampleSet(
-        blend=resolved.training_blend(island_id),
-        split=config.data.split,
-        part=0,
-        island=island_id if resolved.shared else 0,
-        num_islands=config.parallel.num_islands if resolved.shared else 1,
-        num_samples=config.inner.train_iters * config.inner.global_batch_size,
-        seq_length=config.model.seq_length,
-        seed=config.run.seed + island_id,
-        tokenizer_identity=resolved.tokenizer_identity,
-    )
-
-
-def validation_set(config: Config, resolved: ResolvedData) -> SampleSet:
-    """Validation samples, the same on all islands."""
-    return SampleSet(
-        blend=resolved.validation_blend(),
-        split=config.data.split,
-        part=1,
-        island=0,
-        num_islands=1,
-        num_samples=config.logging.eval_iters * config.inner.global_batch_size,
-        seq_length=config.model.seq_length,
-        seed=config.run.seed,
-        tokenizer_identity=resolved.tokenizer_identity,
-    )

@@ -1,4 +1,4 @@
-"""Look into a `.bin/.idx` pair without torch: is it there, whole, and how large."""
+"""Looks into a `.bin/.idx` pair without torch: is it there, whole, and how large."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dilocox.errors import ConfigError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-"""Bytes a token by Megatron's code of the type."""
+"""Bytes per token by Megatron's code of the type."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PairInfo:
 
 
 def inspect_pair(prefix: str, *, field: str) -> PairInfo:
-    """Check that both files are there and fit each other.
+    """Checks that both files are there and fit each other.
 
     Args:
         field: the setting that named the prefix, for errors.
@@ -44,10 +45,10 @@ def inspect_pair(prefix: str, *, field: str) -> PairInfo:
     index, data = Path(f"{base}.idx"), Path(f"{base}.bin")
     for path in (index, data):
         if not path.is_file():
-            hint = (
+            advice = (
                 "give the prefix without extension" if base.suffix in (".bin", ".idx") else "check the path"
             )
-            raise ConfigError(field, prefix, f"{path} does not exist; {hint}")
+            raise ConfigError(field, prefix, f"{path} does not exist; {advice}")
     with index.open("rb") as stream:
         header = stream.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
@@ -67,6 +68,20 @@ def inspect_pair(prefix: str, *, field: str) -> PairInfo:
     status = index.stat()
     version = f"{status.st_size}.{status.st_mtime_ns}.{data_bytes}"
     return PairInfo(str(base), num_sequences, data_bytes // token_bytes, version)
+
+
+def read_index(prefix: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Memory-mapped arrays of a pair that `inspect_pair` has found whole.
+
+    Returns: tokens of each sequence, shape [num_sequences]; first sequence of each document and then the
+        total, shape [num_documents + 1].
+    """
+    index = Path(f"{prefix}.idx")
+    with index.open("rb") as stream:
+        _, _, _, num_sequences, num_ends = _HEADER.unpack(stream.read(_HEADER.size))
+    lengths = np.memmap(index, np.int32, "r", offset=_HEADER.size, shape=(num_sequences,))
+    ends = np.memmap(index, np.int64, "r", offset=_HEADER.size + 12 * num_sequences, shape=(num_ends,))
+    return lengths, ends
 
 
 def _data_bytes(index: Path, num_sequences: int, token_bytes: int) -> int:

@@ -37,7 +37,7 @@ class ResolvedData:
     """What the `data` section comes down to on this machine.
 
     Attributes:
-        sites: one blend where the islands share a corpus and split its documents; one an island where each
+        sites: one blend where the islands share a corpus and split its documents; one per island where each
             site has data of its own, None for a site whose files are not on this machine.
         tokenizer_identity: must be equal on all islands.
     """
@@ -73,7 +73,7 @@ class ResolvedData:
 
 
 def prepare(config: Config, cache_dir: Path, *, island_id: int | None = None) -> ResolvedData:
-    """Find the corpora and the tokenizer, and make the demo's corpus if it is asked for.
+    """Finds the corpora and the tokenizer, and makes the demo's corpus if it is asked for.
 
     Safe in any number of processes at once.
 

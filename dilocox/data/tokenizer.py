@@ -56,7 +56,7 @@ class TokenizerSpec:
     vocab_size: int | None = None
 
     def build(self) -> Tokenizer:
-        """Load the tokenizer.
+        """Loads the tokenizer.
 
         Raises:
             ConfigError: naming `data.tokenizer_model`, `data.vocab_size` or `data.tokenizer_type`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -18,14 +17,11 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
-from dilocox.net import Network, system_network
-from dilocox.outer.wan.address import is_port_free
+from dilocox.net import Network, Reach, is_port_free, name_lookup_s, reach, system_network
 
-Reach = Literal["open", "refused", "timeout", "unreachable"]
 _COMMAND_TIMEOUT_S = 10
 _NVIDIA_FILES = Path("/proc/driver/nvidia/gpus")
 
@@ -86,9 +82,9 @@ def this_host() -> Host:
         file_system=_file_system,
         open_file_limit=lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
         can_bind=is_port_free,
-        reach=_reach,
+        reach=reach,
         clock_skew_s=_clock_skew_s,
-        name_lookup_s=_name_lookup_s,
+        name_lookup_s=name_lookup_s,
         ephemeral_ports=_ephemeral_ports,
     )
 
@@ -142,18 +138,6 @@ def _file_system(path: Path) -> str:
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
 
 
-def _reach(host: str, port: int, timeout_s: float) -> Reach:
-    try:
-        socket.create_connection((host, port), timeout=timeout_s).close()
-    except ConnectionRefusedError:
-        return "refused"
-    except TimeoutError:
-        return "timeout"
-    except OSError:
-        return "unreachable"
-    return "open"
-
-
 def _clock_skew_s(host: str, port: int) -> float | None:
     connection = HTTPConnection(host, port, timeout=_COMMAND_TIMEOUT_S)
     try:
@@ -164,15 +148,6 @@ def _clock_skew_s(host: str, port: int) -> float | None:
     finally:
         connection.close()
     return None if date is None else parsedate_to_datetime(date).timestamp() - time.time()
-
-
-def _name_lookup_s(address: str) -> float:
-    """As torch asks: in the IPv6 form, for which glibc passes by /etc/hosts."""
-    started = time.perf_counter()
-    mapped = address if ":" in address else f"::ffff:{address}"
-    with contextlib.suppress(OSError):
-        socket.getnameinfo((mapped, 0), 0)
-    return time.perf_counter() - started
 
 
 def _ephemeral_ports() -> tuple[int, int]:

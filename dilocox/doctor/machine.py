@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from dilocox.config.schema import Config
 from dilocox.doctor.finding import Finding, note, ok, problem, warning
 from dilocox.doctor.host import Host
+from dilocox.run_folder import checkpoint_dir_of
 from dilocox.shapes import count_parameters
 
 OPEN_FILES_BASE = 1024
@@ -22,7 +22,7 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def gpus(host: Host, config: Config | None) -> Iterator[Finding]:
-    """One rank a GPU."""
+    """Every rank has a GPU of its own."""
     num_gpus = host.num_gpus()
     if config is None or config.run.device == "cpu":
         return
@@ -37,7 +37,7 @@ def gpus(host: Host, config: Config | None) -> Iterator[Finding]:
             "raise parallel.nodes_per_island, or lower parallel.ranks_per_island",
         )
     else:
-        yield ok("gpus", f"{num_gpus} GPUs for {per_node} ranks a node")
+        yield ok("gpus", f"{num_gpus} GPUs for {per_node} ranks per node")
 
 
 def gpu_links(host: Host, config: Config | None) -> Iterator[Finding]:
@@ -75,24 +75,24 @@ def open_files(host: Host, config: Config | None) -> Iterator[Finding]:
             if hard < 0 or hard >= needed
             else "ask the administrators for a higher hard limit"
         )
-        yield problem("open files", f"the limit is {soft} files a process, {needed} are needed", how)
+        yield problem("open files", f"the limit is {soft} files per process, {needed} are needed", how)
     else:
-        yield ok("open files", f"{'unlimited' if soft < 0 else soft} files a process")
+        yield ok("open files", f"{'unlimited' if soft < 0 else soft} files per process")
 
 
 def checkpoint_disk(host: Host, config: Config | None) -> Iterator[Finding]:
     """Room for the checkpoints that are kept and the one that is being written."""
     if config is None:
         return
-    folder = checkpoint_folder(config)
+    folder = checkpoint_dir_of(config)
     free = host.free_bytes(folder)
     one = _checkpoint_bytes(config)
     needed = max(MIN_FREE_BYTES, one * (config.checkpoint.save_retain + 1) * config.parallel.num_islands)
-    seen = f"{free / 1e9:.1f} GB free for checkpoints in {folder}"
+    seen = f"{_size(free)} free for checkpoints in {folder}"
     if free < needed:
         yield problem(
             "disk",
-            f"{seen}, {needed / 1e9:.1f} GB are needed ({one / 1e9:.1f} GB each)",
+            f"{seen}, {_size(needed)} are needed (a checkpoint of one island: {_size(one)})",
             "set checkpoint.save to a larger disk or lower checkpoint.save_retain",
         )
     else:
@@ -103,7 +103,7 @@ def shared_file_system(host: Host, config: Config | None) -> Iterator[Finding]:
     """The ranks of one island write parts of one checkpoint; all its nodes must see all parts."""
     if config is None or config.parallel.nodes_per_island == 1:
         return
-    folder = checkpoint_folder(config)
+    folder = checkpoint_dir_of(config)
     kind = host.file_system(folder)
     if kind in LOCAL_FILE_SYSTEMS:
         yield warning(
@@ -115,9 +115,8 @@ def shared_file_system(host: Host, config: Config | None) -> Iterator[Finding]:
         yield ok("shared disk", f"{folder} is on {kind}")
 
 
-def checkpoint_folder(config: Config) -> Path:
-    default = Path(config.run.output_dir) / config.run.name / "checkpoints"
-    return default if config.checkpoint.save is None else Path(config.checkpoint.save)
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _checkpoint_bytes(config: Config) -> int:

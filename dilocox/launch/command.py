@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox import run_folder
+from dilocox.config.check import check_device
 from dilocox.config.load import load_config
 from dilocox.config.schema import Config
+from dilocox.errors import ConfigError
 from dilocox.launch import commands
 from dilocox.launch.last_lines import closing_lines
 from dilocox.launch.progress import Display
@@ -18,7 +20,7 @@ from dilocox.metrics import sinks, summary
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
-"""The run's own limit (`run.exit_interval`, `run.exit_duration_in_mins`) stopped it; `--resume` goes on."""
+"""The run's own limit (`run.exit_interval`, `run.exit_duration_in_mins`) stopped it; `--resume` continues."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class LaunchOptions:
 
     Attributes:
         wrap: command to run each island under, `{island}` = its id (for example a network namespace).
-        lighthouse_bind: HOST:PORT of the lighthouse; port 0 = any free one.
+        lighthouse_bind: HOST:PORT of the lighthouse; port 0: any free one.
         train: program that torchrun starts; tests put a small one here.
     """
 
@@ -40,7 +42,7 @@ class LaunchOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Starts the lighthouse and one torchrun job an island on this machine and stays until they end. "
+        "Starts the lighthouse and one torchrun job per island on this machine and stays until they end. "
         "Ctrl-C (or SIGTERM) stops all ranks with a checkpoint; a second one stops by force. "
         "Exit code: 0 completed, 1 an island failed, 2 bad settings, 75 stopped by its own limit, "
         "130/143 stopped by SIGINT/SIGTERM."
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--islands", type=int, metavar="N", help="same as --set parallel.num_islands=N")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.LEAF=VALUE")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
+    start.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if any")
     start.add_argument("--overwrite", action="store_true", help="delete an earlier run of this name first")
     parser.add_argument(
         "--wrap", default="", metavar="COMMAND", help="run each island under it, {island} = id"
@@ -75,16 +77,22 @@ def main(args: argparse.Namespace) -> int:
         check(config, options.start)
         prepare_data(config, args.cache_dir)
         return launch(config, options)
-    except KeyboardInterrupt:  # outside of the islands' life: nothing runs that would have to be saved
+    except KeyboardInterrupt:  # before or after the islands: nothing is lost
         return 128 + signal.SIGINT
 
 
 def check(config: Config, start: run_folder.Start) -> None:
-    """Everything that can be known to be wrong before data is prepared and a folder is touched.
+    """Finds what is known to be wrong before data are prepared and a folder is touched.
 
     Raises:
-        ConfigError: the run folder holds another run, or a package that the settings ask for is missing.
+        ConfigError: the run folder holds another run, a package that the settings ask for is missing, or the
+            settings are for several hosts or another device.
     """
+    if config.parallel.nodes_per_island > 1:
+        rule = "`dilocox launch` runs every island on this host; set it to 1, or use torchrun or submit"
+        raise ConfigError("parallel.nodes_per_island", config.parallel.nodes_per_island, rule)
+    if config.run.device != "cuda" and not commands.has_gpu(config):
+        check_device(config, "cpu")
     sinks.check_packages(config)
     run_folder.check(config, start)
 
@@ -92,9 +100,10 @@ def check(config: Config, start: run_folder.Start) -> None:
 def prepare_data(config: Config, cache_dir: Path) -> None:
     """Data is prepared once, before the ranks of all islands ask for it at the same time."""
     from dilocox.data.resolve import prepare
+    from dilocox.data.samples import check_sizes
 
     print("[launch] preparing data, which takes a minute the first time", flush=True)
-    prepare(config, cache_dir)
+    check_sizes(config, prepare(config, cache_dir), island_ids=range(config.parallel.num_islands))
 
 
 def launch(config: Config, options: LaunchOptions) -> int:
@@ -155,7 +164,7 @@ def _describe(config: Config) -> str:
     parallel = config.parallel
     return (
         f"{parallel.num_islands} islands x {parallel.ranks_per_island} ranks "
-        f"({commands.threads_per_rank(config)} threads a rank, {commands.num_cores()} cores)"
+        f"({commands.threads_per_rank(config)} threads per rank, {commands.num_cores()} cores)"
     )
 
 
@@ -180,7 +189,7 @@ def _close(config: Config, ending: Ending, display: Display) -> int:
 
 
 def _draw(run_dir: Path, display: Display) -> None:
-    """Figures are the least important part: without them the run is what it is."""
+    """Draws the figures; a failure is reported and does not change how the run ended."""
     from dilocox.report import command as report
 
     try:

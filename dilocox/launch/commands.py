@@ -1,4 +1,4 @@
-"""Command lines of a run's jobs: one lighthouse, one torchrun job an island."""
+"""Command lines of a run's jobs: one lighthouse, one torchrun job per island."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from dilocox.config.schema import Config
 from dilocox.launch.processes import JobSpec
-from dilocox.metrics.files import CONFIG, island_dir
+from dilocox.run_folder import CONFIG, torchrun_dir
 
 TRAIN = ("-m", "dilocox", "train")
 LIGHTHOUSE = (sys.executable, "-m", "dilocox", "lighthouse")
 
 
 def needs_lighthouse(config: Config) -> bool:
-    """Islands that meet, and nobody has said where."""
+    """Whether the islands need a lighthouse that the settings do not name."""
     meets = config.parallel.num_islands > 1 and config.outer.method != "none"
     return meets and config.wan.lighthouse is None
 
@@ -47,7 +47,7 @@ def island_spec(
         wrap: command that the whole job is run under; `{island}` becomes the island's id.
         train: what torchrun starts.
     """
-    logs = island_dir(run_dir, island_id) / "torchrun"
+    logs = torchrun_dir(run_dir, island_id)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     torchrun += ["--nproc-per-node", str(config.parallel.ranks_per_island), "--max-restarts", "0"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
@@ -71,9 +71,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_gpu(config: Config) -> bool:
+    """Whether ranks on this host compute on a GPU."""
+    if config.run.device == "cpu":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _gpus(config: Config, island_id: int) -> tuple[int, int] | None:
     """GPUs of an island: its own ones if there are enough for all, else every island sees all."""
-    if config.run.device == "cpu":
+    if not has_gpu(config):
         return None
     import torch
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dilocox.run_folder import LOSS_FIGURE, PAGE, SUMMARY
+
 _SAMPLE_LINES = 12
 
 
@@ -29,7 +31,7 @@ def closing_lines(summary: Mapping[str, Any], run_dir: Path) -> list[str]:
     if summary.get("sample"):
         lines += ["", "text from the trained anchor:"]
         lines += [f"  | {line}" for line in str(summary["sample"]).splitlines()[:_SAMPLE_LINES]]
-    files = ["summary.json", "loss.png", "report.html"]
+    files = [SUMMARY, LOSS_FIGURE, PAGE]
     found = [str(run_dir / name) for name in files if (run_dir / name).exists()]
     return [*lines, "", "files: " + "  ".join(found)]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 MARKER = "DILOCOX_JOB"
-"""Environment variable by which a job's processes are found, whoever their parent is by then."""
+"""Environment variable by which a job's processes are found, whatever process has adopted them since."""
 _KILL_ROUNDS = 10
 
 
@@ -28,7 +28,7 @@ class JobSpec:
         name: for messages, for example `island 0`.
         command: argument vector.
         environment: variables added to the launcher's own.
-        gpus: (start, stop) in the list of visible GPUs; None = all.
+        gpus: (start, stop) in the list of visible GPUs; None: all of them.
     """
 
     name: str
@@ -39,17 +39,17 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of output of a job; text None = its output has ended."""
+    """A line of output of a job; text None: its output has ended."""
 
     job: str
     text: str | None
 
 
-class Job:
-    """A started command in a session of its own, tied to the launcher's life.
+class LocalJob:
+    """A started command in a session of its own, which the kernel ends with the launcher.
 
-    Its output (stdout and stderr together) goes line by line to a queue from a thread of its own.
-    Must be made in the launcher's main thread: the tie is to the thread that starts the process.
+    A thread of its own puts its output (stdout and stderr together) line by line into a queue.
+    Must be made in the launcher's main thread: the kernel watches the thread that starts the process.
     """
 
     def __init__(self, spec: JobSpec, lines: queue.Queue[Line]) -> None:
@@ -58,9 +58,9 @@ class Job:
         environment = {**spec.environment, MARKER: self._mark}
         settings = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
         gpus = ["--gpus", "{}:{}".format(*spec.gpus)] if spec.gpus else []
-        tether = [sys.executable, "-m", "dilocox.pdeathsig", "--parent", str(os.getpid())]
+        pdeathsig = [sys.executable, "-m", "dilocox.pdeathsig", "--parent", str(os.getpid())]
         self._process = subprocess.Popen(
-            [*tether, *settings, *gpus, "--", *spec.command],
+            [*pdeathsig, *settings, *gpus, "--", *spec.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

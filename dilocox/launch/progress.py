@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: its log, and on a terminal one bar below it."""
+"""What is shown during a run: its log, and on a terminal one bar below it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilocox.config.schema import Config
-from dilocox.metrics.files import METRICS, island_dir
 from dilocox.metrics.jsonl import JsonlTail
 from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
+from dilocox.run_folder import METRICS, island_dir, launch_log
 
 _WINDOW_S = 20.0
-"""Span over which the shown tokens a second are averaged."""
+"""Span over which the shown tokens per second are averaged."""
 
 
 class RunState:
@@ -70,7 +70,7 @@ class Display:
 
     def __init__(self, config: Config, run_dir: Path, *, show_bar: bool) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._file: TextIO = (run_dir / "launch.log").open("a", buffering=1)
+        self._file: TextIO = launch_log(run_dir).open("a", buffering=1)
         self._state = RunState(config, run_dir)
         self._bar = Progress(
             TextColumn("inner steps"),
@@ -91,7 +91,7 @@ class Display:
         self._file.write(text + "\n")
 
     def tick(self) -> None:
-        """Moves the bar; call it about twice a second."""
+        """Moves the bar; call it about twice per second."""
         if self._bar.disable:
             return
         self._state.update(time.monotonic())

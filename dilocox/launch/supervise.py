@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 from dilocox.errors import DilocoxError
 from dilocox.launch.log_merge import IslandLog
-from dilocox.launch.processes import Job, JobSpec, Line
+from dilocox.launch.processes import JobSpec, Line, LocalJob
 
 _POLL_S = 0.1
 _TICK_S = 0.5
@@ -30,8 +30,8 @@ class Ending:
     """How the jobs ended.
 
     Attributes:
-        exit_codes: one an island, in island order.
-        signal_number: the signal that asked us to stop; None = all ended by themselves.
+        exit_codes: one per island, in island order.
+        signal_number: the signal that asked for the stop; None if all ended by themselves.
         killed: a second signal, or the deadline after the first, ended them by force.
     """
 
@@ -68,7 +68,7 @@ class SignalCounter:
 
 
 class Supervisor:
-    """Starts jobs, shows their output, passes on a wish to stop, and leaves no process behind.
+    """Starts jobs, shows their output, passes a request to stop on, and leaves no process behind.
 
     Use it as a context manager: whatever happens inside, the jobs are gone afterwards.
     """
@@ -86,7 +86,7 @@ class Supervisor:
         self._tick = tick
         self._stop_timeout_s = stop_timeout_s
         self._lines: queue.Queue[Line] = queue.Queue()
-        self._jobs: list[Job] = []
+        self._jobs: list[LocalJob] = []
 
     def __enter__(self) -> Supervisor:
         return self
@@ -127,7 +127,7 @@ class Supervisor:
         raise StartError(f"{spec.name} {state}: " + " / ".join(said[-5:]))
 
     def run(self, specs: Sequence[JobSpec]) -> Ending:
-        """Runs one job an island until all have ended."""
+        """Runs one job per island until all have ended."""
         islands = [self._start(spec) for spec in specs]
         logs = {job.name: IslandLog(index) for index, job in enumerate(islands)}
         services = [job for job in self._jobs if job not in islands]
@@ -150,8 +150,8 @@ class Supervisor:
         codes = tuple(job.poll() or 0 for job in islands)
         return Ending(codes, self._signals.first, stop.killed)
 
-    def _start(self, spec: JobSpec) -> Job:
-        job = Job(spec, self._lines)
+    def _start(self, spec: JobSpec) -> LocalJob:
+        job = LocalJob(spec, self._lines)
         self._jobs.append(job)
         return job
 
@@ -171,8 +171,8 @@ class Supervisor:
         elif (text := logs[line.job].feed(line.text)) is not None:
             self._show(text)
 
-    def _close(self, job: Job, log: IslandLog, stop: _Stop) -> None:
-        """An island's output has ended: collect its remains, and say why if it was not meant to."""
+    def _close(self, job: LocalJob, log: IslandLog, stop: _Stop) -> None:
+        """Cleans up after an island whose output has ended, and reports a failure."""
         job.wait(_EXIT_S)
         job.kill()
         if job.poll() == 0 or stop.killed:
@@ -180,7 +180,7 @@ class Supervisor:
         for text in failure_report(job.name, job.poll(), log):
             self._show(text)
 
-    def _advance_stop(self, stop: _Stop, alive: Sequence[Job]) -> None:
+    def _advance_stop(self, stop: _Stop, alive: Sequence[LocalJob]) -> None:
         if (text := stop.begin(alive)) is not None:
             self._show(text)
         elif stop.must_kill():
@@ -189,7 +189,7 @@ class Supervisor:
             for job in alive:
                 job.kill()
 
-    def _still_running(self, services: Sequence[Job]) -> list[Job]:
+    def _still_running(self, services: Sequence[LocalJob]) -> list[LocalJob]:
         ended = [job for job in services if job.poll() is not None]
         for job in ended:
             self._show(f"[launch] WARNING: {job.name} has ended; islands train on, syncs are discarded")
@@ -205,13 +205,14 @@ class _Stop:
         self._deadline_s: float | None = None
         self.killed = False
 
-    def begin(self, alive: Sequence[Job]) -> str | None:
+    def begin(self, alive: Sequence[LocalJob]) -> str | None:
         """At the first signal asks the ranks to save and stop; returns what to tell the user."""
         if not self._signals.count or self._deadline_s is not None:
             return None
         self._deadline_s = time.monotonic() + self._timeout_s
         ranks = [job.interrupt_ranks() for job in alive]
-        if not all(ranks):  # torchrun has not come so far; there is nothing to save yet
+        # torchrun has not started its ranks yet: there is nothing to save
+        if not all(ranks):
             for job, num_ranks in zip(alive, ranks, strict=True):
                 if not num_ranks:
                     job.kill()
@@ -225,7 +226,7 @@ class _Stop:
 
 
 def failure_report(name: str, exit_code: int | None, log: IslandLog) -> list[str]:
-    """Why an island failed: the first rank that did, and its last words."""
+    """Why an island failed: the first rank that did, and its last lines."""
     failure = log.failure()
     if failure is None:
         head = f"[launch] ERROR: {name} failed ({_explain(exit_code or 0)}) before torchrun named a rank"
@@ -242,7 +243,7 @@ def _explain(exit_code: int) -> str:
     return f"exit code {exit_code}"
 
 
-def _reap_dead_agents(islands: Sequence[Job], open_names: set[str]) -> None:
+def _reap_dead_agents(islands: Sequence[LocalJob], open_names: set[str]) -> None:
     """A process left behind may hold the output of an ended torchrun open: without this, it never ends."""
     for job in islands:
         if job.name in open_names and job.poll() is not None:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord
+from dilocox.run_folder import rank_log
 
 LOGGER_NAME = "dilocox"
 
@@ -30,7 +31,7 @@ def configure(island_dir: Path, *, island_id: int, rank: int) -> logging.Logger:
     logger = logging.getLogger(LOGGER_NAME)
     release(logger)
     island_dir.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(island_dir / f"rank_{rank}.log")
+    to_file = logging.FileHandler(rank_log(island_dir, rank))
     to_file.setFormatter(IslandFormatter(island_id=island_id, rank=rank, with_time=True))
     to_console = logging.StreamHandler()
     to_console.setFormatter(IslandFormatter(island_id=island_id, rank=rank, with_time=False))

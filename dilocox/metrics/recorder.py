@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dilocox.config.schema import Config
 from dilocox.metrics import log
-from dilocox.metrics.files import METRICS, SUMMARY, island_dir
 from dilocox.metrics.jsonl import JsonlWriter, truncate_after
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, Record, Scalar, SyncRecord
 from dilocox.metrics.sinks import Sink, open_sinks, scalars_of
 from dilocox.metrics.totals import FAILURE_EVENTS, Totals
+from dilocox.run_folder import METRICS, SUMMARY, island_dir
 
 
 @dataclass

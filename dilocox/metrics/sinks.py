@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
 from dilocox.metrics.records import EvalRecord, InnerRecord, Record, SyncRecord
+from dilocox.run_folder import tensorboard_dir
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def open_sinks(config: Config, *, run_dir: Path, island_id: int) -> list[Sink]:
     """The sinks that the configuration asks for; one writer per island. See `check_packages`."""
     sinks: list[Sink] = []
     if config.logging.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard" / f"island_{island_id}"))
+        sinks.append(TensorBoardSink(tensorboard_dir(run_dir, island_id)))
     if config.logging.wandb:
         sinks.append(WandbSink(config, run_dir=run_dir, island_id=island_id))
     return sinks

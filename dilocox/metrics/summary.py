@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from dilocox.atomic import write_json
 from dilocox.config.schema import Config
-from dilocox.metrics.files import SUMMARY, island_dir, write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.throughput import Throughput, overlap_efficiency
 from dilocox.metrics.totals import Totals
+from dilocox.run_folder import SUMMARY, island_dir
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 FP32_BYTES = 4

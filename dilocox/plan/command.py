@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dilocox.config.check import warnings
 from dilocox.config.load import load_config
 from dilocox.config.schema import Config
+from dilocox.config.warnings import find_warnings
 from dilocox.errors import ConfigError
 from dilocox.plan import tables
 from dilocox.plan.traffic import Traffic, busiest_host
@@ -64,8 +64,8 @@ def show(config: Config, *, seconds: float | None = None, tflops: float | None =
         time = step_time(config, traffic.num_parameters, seconds=seconds, tflops=tflops)
         console.print(tables.wan_bytes(traffic, host))
         console.print(tables.utilisation(config, host, time))
-    for hint in warnings(config):
-        console.print(f"[yellow]note[/] {hint}")
+    for warning in find_warnings(config):
+        console.print(f"[yellow]warning[/] {warning}")
 
 
 def _vocab_size(config: Config) -> int:

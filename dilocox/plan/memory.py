@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from dilocox.config.schema import Config
+from dilocox.plan.in_flight import in_flight_bytes
 from dilocox.plan.traffic import Traffic
+from dilocox.topology import Coordinate
 
 _FP32 = 4
 
@@ -20,9 +22,9 @@ class Memory:
         gradients: fp32, as Megatron accumulates them.
         masters: fp32 copy of the weights; 0 where the weights are fp32.
         inner_states: Adam's two moments, or SGD's momentum.
-        anchors, outer_momentum, residuals, references: of level 2, fp32; references only with
-            `delayed_keep`.
-        in_flight: own pseudo-gradient and mean of the largest fragment, fp32.
+        anchors, outer_momentum, residuals, references: of level 2, fp32; residuals of both halves with three
+            islands and more, references only with `delayed_keep`.
+        in_flight: for the sync of the fragment that needs most, see `in_flight_bytes`.
     """
 
     weights: int
@@ -51,11 +53,11 @@ def rank_memory(traffic: Traffic, pp_rank: int) -> Memory:
     sharded = held // topology.dp if config.parallel.use_distributed_optimizer else held
     half = config.model.params_dtype != "fp32"
     outer, is_diloco = config.outer, config.outer.method == "diloco"
-    largest = _largest_fragment(traffic, pp_rank) // topology.dp if is_diloco else 0
 
     def state(kept: bool) -> int:
         return _FP32 * owned if kept and is_diloco else 0
 
+    gather_residual = state(outer.error_feedback and _has_gather_residual(config)) // topology.num_islands
     return Memory(
         weights=held * (2 if half else _FP32),
         gradients=held * _FP32,
@@ -63,9 +65,9 @@ def rank_memory(traffic: Traffic, pp_rank: int) -> Memory:
         inner_states=sharded * _FP32 * _moments(config),
         anchors=state(True),
         outer_momentum=state(bool(outer.outer_momentum)),
-        residuals=state(outer.error_feedback),
+        residuals=state(outer.error_feedback) + gather_residual,
         references=state(outer.delay_mode == "delayed_keep"),
-        in_flight=2 * _FP32 * largest,
+        in_flight=_most_in_flight(traffic, pp_rank) if is_diloco else 0,
     )
 
 
@@ -85,9 +87,20 @@ def _numel_on_rank(traffic: Traffic, pp_rank: int) -> int:
     return held
 
 
-def _largest_fragment(traffic: Traffic, pp_rank: int) -> int:
-    tp = traffic.topology.tp
+def _has_gather_residual(config: Config) -> bool:
+    """Whether the owner of a part also remembers what its second encoding lost."""
+    return config.parallel.num_islands > 2 and config.outer.codec != "low_rank"
+
+
+def _most_in_flight(traffic: Traffic, pp_rank: int) -> int:
+    topology = traffic.topology
+    rank = topology.rank(Coordinate(pp=pp_rank, tp=0, dp=0))
     return max(
-        sum(prod(parameter.shape_on_rank(tp)) for parameter in fragment)
-        for fragment in traffic.fragments[pp_rank]
+        in_flight_bytes(
+            traffic.config.outer,
+            numels=[prod(parameter.shape_on_rank(topology.tp)) // topology.dp for parameter in fragment],
+            num_islands=topology.num_islands,
+            payload_bytes=traffic.sync_bytes(number, rank),
+        )
+        for number, fragment in enumerate(traffic.fragments[pp_rank])
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from rich import box
 from rich.table import Table
 
-from dilocox.config.check import dropped_share
 from dilocox.config.schema import Config, OuterConfig
+from dilocox.config.warnings import dropped_share
 from dilocox.outer.schedule import Schedule
 from dilocox.plan.memory import Memory, rank_memory
 from dilocox.plan.traffic import HostTraffic, Traffic, island_outer_step_bytes
@@ -34,7 +34,7 @@ def layout(traffic: Traffic) -> Table:
     topology, config = traffic.topology, traffic.config
     hosts = config.parallel.nodes_per_island
     table = _table(
-        f"Layout: {topology.describe()}, {hosts} host{'s' if hosts > 1 else ''} an island",
+        f"Layout: {topology.describe()}, {hosts} host{'s' if hosts > 1 else ''} per island",
         ("pipeline stage", "ranks of the island", "on hosts", "layers", "also"),
         caption=f"{topology.ranks_per_island} WAN groups of {topology.num_islands} ranks: "
         "equal coordinates of all islands",

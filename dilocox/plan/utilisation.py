@@ -22,7 +22,7 @@ LINKS_BPS = {
     "10G": 10e9,
     "100G": 100e9,
 }
-"""Link speeds of the tables, bits a second."""
+"""Link speeds of the tables, bits per second."""
 
 
 def compute_utilisation(
@@ -38,7 +38,7 @@ def compute_utilisation(
     Args:
         sync_bytes: sent through the link in the sync of each fragment.
         sync_interval: H.
-        overlap_delay: inner steps that hide an exchange; 0 = it blocks.
+        overlap_delay: inner steps that hide an exchange; 0: none, it blocks.
         step_time_s: compute of one inner step.
     """
     compute_s = sync_interval * step_time_s
@@ -66,7 +66,7 @@ def step_time(
 
     Args:
         seconds: measured step time.
-        tflops: achieved by one rank, 1e12 floating point operations a second.
+        tflops: achieved by one rank, 1e12 floating point operations per second.
     """
     if seconds is not None:
         return StepTime(seconds, "as given")
@@ -74,7 +74,7 @@ def step_time(
     device = "cpu" if config.run.device == "cpu" else "cuda"
     assumed = DEFAULT_TFLOPS[device] if tflops is None else tflops
     ranks = config.parallel.ranks_per_island
-    source = f"6 * N * {tokens} tokens at {assumed:g} TFLOP/s a rank"
+    source = f"6 * N * {tokens} tokens at {assumed:g} TFLOP/s per rank"
     flops = 6.0 * num_parameters * tokens
     return StepTime(
         flops / (assumed * 1e12 * ranks),

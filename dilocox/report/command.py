@@ -12,22 +12,23 @@ from string import Template
 
 from matplotlib.figure import Figure
 
-from dilocox.metrics.files import write_atomic
+from dilocox.atomic import write_atomic
 from dilocox.report.figures import FIGURES
 from dilocox.report.rows import event_rows, fact_rows, headline
 from dilocox.report.run_data import RunData, read_run
+from dilocox.run_folder import LOSS_FIGURE, PAGE, figures_dir
 
 _CAPTIONS = {
     "loss": "Thin lines are single steps, thick ones their moving mean. The anchor is what the run delivers.",
     "bytes": "Payload handed to the collective. Dashed: what plain data parallel training would send.",
     "pseudo_gradients": "Of the first island. A cosine near 1 means that the islands agree; "
-    "a norm that jumps means that one of them has left the path.",
-    "time": "An exchange that runs behind inner steps blocks nothing: red dots on the floor are the aim.",
+    "a norm that jumps means that an island has diverged.",
+    "time": "An exchange that runs behind inner steps blocks nothing: red dots at zero are ideal.",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draws the figures of a run, finished or still going on, and writes report.html."
+    parser.description = "Draws the figures of a run, finished or under way, and writes report.html."
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, for example runs/demo")
 
 
@@ -47,14 +48,15 @@ def write(run_dir: Path) -> Path:
     """
     run = read_run(run_dir)
     sections = []
-    (run_dir / "figures").mkdir(exist_ok=True)
+    figures = figures_dir(run_dir)
+    figures.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
         figure = draw(run)
-        figure.savefig(run_dir / "figures" / f"{name}.png", dpi=150)
+        figure.savefig(figures / f"{name}.png", dpi=150)
         if name == "loss":
-            figure.savefig(run_dir / "loss.png", dpi=150)
+            figure.savefig(run_dir / LOSS_FIGURE, dpi=150)
         sections.append(f"<figure>{_svg(figure)}<figcaption>{_CAPTIONS[name]}</figcaption></figure>")
-    page = run_dir / "report.html"
+    page = run_dir / PAGE
     write_atomic(page, _page(run, sections))
     return page
 

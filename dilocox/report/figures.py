@@ -1,4 +1,4 @@
-"""The figures of a report. Each function draws one from the records and knows nothing of files."""
+"""The figures of a report, each drawn from records alone; only `report` imports matplotlib."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loss_figure(run: RunData) -> Figure:
     evals = next((island.evals for island in run.islands if island.evals), [])
     if evals:
         steps, values = [e.inner_step for e in evals], [e.val_loss for e in evals]
-        style = "o-" if len(steps) > 2 else "o"  # a line through two points would be a claim
+        style = "o-" if len(steps) > 2 else "o"  # a line through two points would suggest a trend
         axes.plot(
             steps, values, style, color=_ANCHOR, markersize=5, linewidth=1.2, label="anchor, validation"
         )
@@ -51,7 +51,7 @@ def bytes_figure(run: RunData) -> Figure:
     """Bytes on the WAN so far, all islands together, against averaging gradients at every step."""
     figure, (axes,) = _new_figure("Bytes sent over the WAN, all islands", 1)
     sent = sorted((s.inner_step, s.payload_bytes_sent) for island in run.islands for s in island.syncs)
-    if sent:
+    if any(count for _, count in sent):
         total = list(accumulate(count for _, count in sent))
         steps = [step for step, _ in sent]
         label = f"this run ({run.config.outer.method}, codec {run.config.outer.codec})"
@@ -67,13 +67,15 @@ def bytes_figure(run: RunData) -> Figure:
             linewidth=1.8,
             label="gradients averaged at every step (fp32)",
         )
-    axes.set_yscale("log")
+    # A run without WAN bytes has nothing that a logarithm could show, and matplotlib would warn of it.
+    if axes.has_data():
+        axes.set_yscale("log")
     _label(axes, "inner step", "MB, logarithmic")
     return figure
 
 
 def fragments_figure(run: RunData) -> Figure:
-    """Pseudo-gradient norm and cosine to the islands' mean, one line a fragment."""
+    """Pseudo-gradient norm and cosine to the islands' mean, one line per fragment."""
     figure, (norms, cosines) = _new_figure("Pseudo-gradients by fragment", 2)
     fragments = run.syncs_by_fragment()
     for index, (fragment, syncs) in enumerate(fragments.items()):
@@ -117,7 +119,7 @@ def time_figure(run: RunData) -> Figure:
 
 
 def _draw_shares(axes: Axes, run: RunData) -> None:
-    """One bar an island: compute, blocked, and once the wall clock is known, the rest."""
+    """One bar per island: compute, blocked, and once the wall clock is known, the rest."""
     walls = {island["island_id"]: island["wall_s"] for island in run.summary.get("islands", [])}
     names = [f"island {island.island_id}" for island in run.islands]
     compute = [sum(record.step_time_s for record in island.inner) for island in run.islands]

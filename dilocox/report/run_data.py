@@ -1,4 +1,4 @@
-"""A run folder read for its report; works while the run goes on."""
+"""A run folder read for its report; also while the run is under way."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import yaml
 
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
-from dilocox.metrics.files import CONFIG, METRICS, SUMMARY, island_dir, island_ids
 from dilocox.metrics.jsonl import read_records
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord
+from dilocox.run_folder import CONFIG, METRICS, SUMMARY, island_dir, island_ids
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunData:
 
     Attributes:
         parameters: elements of the model; None while no island has told.
-        summary: the merged summary; empty while the run goes on.
+        summary: the merged summary; empty while the run is under way.
     """
 
     name: str

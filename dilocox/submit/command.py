@@ -1,4 +1,4 @@
-"""`dilocox submit`: job scripts for one site or several; submitted, with how to watch and stop them."""
+"""`dilocox submit`: writes and submits the job scripts of one site or several, and says how to watch them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from dilocox import run_folder
 from dilocox.config.load import load_config
+from dilocox.config.paths import expand_paths, needs_expansion
 from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
-from dilocox.submit.jobs import Job, Run, jobs_of, submit, write
+from dilocox.submit.jobs import SlurmJob, SubmittedRun, jobs_of, submit, write
 from dilocox.submit.site import Site, load_site
 
 
@@ -30,15 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    config = load_config(args.config, args.set)
+    config = load_config(args.config, args.set, expand=False)
     sites = [load_site(path) for path in args.site]
     if args.islands is not None:
         sites = [_with_islands(sites, args.islands)]
     check(config, sites, args.set)
     for site in sites:
         local = site.host is None and site.workdir is None
-        run = Run(config, str(args.config.resolve() if local else args.config), tuple(args.set))
-        folder = Path(run.folder) / "submit" / site.name
+        here = expand_paths(config)
+        run = SubmittedRun(
+            here if site.host is None else config,
+            str(args.config.resolve() if local else args.config),
+            tuple(args.set),
+        )
+        folder = run_folder.job_script_dir(run_folder.run_dir_of(here), site.name)
         jobs = jobs_of(site, run)
         paths = [write(job, folder) for job in jobs]
         print(f"site {site.name}: {', '.join(map(str, paths))}")
@@ -63,8 +70,11 @@ def check(config: Config, sites: Sequence[Site], overrides: Sequence[str]) -> No
     ranks_per_node = parallel.ranks_per_island // parallel.nodes_per_island
     for site in sites:
         if site.gpus_per_node is not None and site.gpus_per_node < ranks_per_node:
-            rule = f"under the {ranks_per_node} ranks a node of the run; raise parallel.nodes_per_island"
+            rule = f"under the {ranks_per_node} ranks per node of the run; raise parallel.nodes_per_island"
             raise ConfigError("site.gpus_per_node", site.gpus_per_node, rule)
+        if site.host is not None and needs_expansion(config.run.output_dir):
+            rule = f"is another folder on {site.host} (site {site.name}) than here; write the path out"
+            raise ConfigError("run.output_dir", config.run.output_dir, rule)
         _check_lighthouse(config, site, island_ids=site.island_ids(config))
 
 
@@ -83,7 +93,7 @@ def _check_islands(config: Config, sites: Sequence[Site]) -> None:
 
 
 def _check_lighthouse(config: Config, site: Site, *, island_ids: Sequence[int]) -> None:
-    """Islands at several sites can only meet at an address that all of them know before they start."""
+    """Islands of several sites meet at an address that all of them know before they start."""
     all_here = len(island_ids) == config.parallel.num_islands
     if site.layout == "one_allocation" and not all_here:
         rule = "needs all islands at this site; use job_per_island"
@@ -105,7 +115,7 @@ def _with_islands(sites: Sequence[Site], islands: str) -> Site:
     return sites[0].model_copy(update={"islands": [int(number) for number in numbers]})
 
 
-def _submit_all(site: Site, run: Run, jobs: Sequence[Job]) -> None:
+def _submit_all(site: Site, run: SubmittedRun, jobs: Sequence[SlurmJob]) -> None:
     ids = []
     for job in jobs:
         chain = submit(site, run, job)

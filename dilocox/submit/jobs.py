@@ -1,4 +1,4 @@
-"""Which jobs a run needs at a site, and handing them to sbatch, here or over SSH."""
+"""Which jobs a run needs at a site, and how they are handed to sbatch, here or over SSH."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from dilocox import run_folder
 from dilocox.config.schema import Config
 from dilocox.errors import DilocoxError
-from dilocox.submit.script import island_options, render, sbatch_options, site_settings
+from dilocox.submit.script import island_options, quote_path, render, sbatch_options, site_settings
 from dilocox.submit.site import Site
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job script of a site.
 
     Attributes:
-        name: for people and for the file, for example `island_0`.
+        name: for messages and for the file, for example `island_0`.
         prepare: shell command that runs on the site before the job is submitted.
         length: jobs of its chain; each waits for the end of the one before.
     """
@@ -30,8 +31,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What of a run the job scripts must know.
+class SubmittedRun:
+    """What the job scripts must know of a run.
 
     Attributes:
         config_path: as it is found from the site's folder.
@@ -43,16 +44,14 @@ class Run:
     overrides: tuple[str, ...]
 
     @property
-    def folder(self) -> str:
-        return f"{self.config.run.output_dir}/{self.config.run.name}"
-
-    @property
     def log_dir(self) -> str:
-        return f"{self.folder}/logs"
+        """Folder of the jobs' output; relative to the site's folder unless `run.output_dir` is absolute."""
+        return str(run_folder.job_log_dir(run_folder.run_dir_of(self.config)))
 
     @property
     def lighthouse_file(self) -> str:
-        return f"{self.folder}/lighthouse"
+        """File in which a lighthouse job leaves its address."""
+        return str(run_folder.lighthouse_file(run_folder.run_dir_of(self.config)))
 
     @property
     def make_log_dir(self) -> str:
@@ -73,7 +72,7 @@ class Run:
         }
 
 
-def jobs_of(site: Site, run: Run) -> list[Job]:
+def jobs_of(site: Site, run: SubmittedRun) -> list[SlurmJob]:
     """The jobs of a run at a site, the lighthouse first."""
     if site.layout == "one_allocation":
         return [_allocation(site, run)]
@@ -81,7 +80,7 @@ def jobs_of(site: Site, run: Run) -> list[Job]:
     return lighthouse + [_island(site, run, island) for island in site.island_ids(run.config)]
 
 
-def submit(site: Site, run: Run, job: Job) -> list[str]:
+def submit(site: Site, run: SubmittedRun, job: SlurmJob) -> list[str]:
     """Submits a job, or the chain of it.
 
     Returns:
@@ -105,13 +104,13 @@ def submit(site: Site, run: Run, job: Job) -> list[str]:
 
 
 def _on_site(site: Site, command: str) -> list[str]:
-    """The command as one that runs it in the site's folder, here or there."""
+    """The command line that runs a shell command in the site's folder, here or over SSH."""
     if site.workdir is not None:
-        command = f"cd {shlex.quote(site.workdir)} && {command}"
+        command = f"cd {quote_path(site.workdir)} && {command}"
     return ["bash", "-c", command] if site.host is None else ["ssh", site.host, command]
 
 
-def _island(site: Site, run: Run, island: int) -> Job:
+def _island(site: Site, run: SubmittedRun, island: int) -> SlurmJob:
     name = f"island_{island}"
     options = sbatch_options(site, job_name=f"{run.config.run.name}-{name}", log_dir=run.log_dir)
     options |= island_options(site, run.config, num_islands=1)
@@ -120,12 +119,12 @@ def _island(site: Site, run: Run, island: int) -> Job:
         settings["LIGHTHOUSE_FILE"] = run.lighthouse_file
     else:
         settings["LIGHTHOUSE"] = site.lighthouse or run.config.wan.lighthouse or ""
-    return Job(
+    return SlurmJob(
         name, render("island", options, settings, site.sbatch_lines), run.make_log_dir, length=site.chain
     )
 
 
-def _allocation(site: Site, run: Run) -> Job:
+def _allocation(site: Site, run: SubmittedRun) -> SlurmJob:
     num_islands = run.config.parallel.num_islands
     options = sbatch_options(site, job_name=f"{run.config.run.name}-islands", log_dir=run.log_dir)
     options |= island_options(site, run.config, num_islands=num_islands)
@@ -135,7 +134,7 @@ def _allocation(site: Site, run: Run) -> Job:
         "MIN_ISLANDS": str(run.config.wan.min_islands),
         "GRACE_S": str(run.config.wan.grace_s),
     }
-    return Job(
+    return SlurmJob(
         "islands",
         render("islands", options, settings, site.sbatch_lines),
         run.make_log_dir,
@@ -143,7 +142,7 @@ def _allocation(site: Site, run: Run) -> Job:
     )
 
 
-def _lighthouse(site: Site, run: Run) -> Job:
+def _lighthouse(site: Site, run: SubmittedRun) -> SlurmJob:
     options = sbatch_options(site, job_name=f"{run.config.run.name}-lighthouse", log_dir=run.log_dir)
     settings = site_settings(site) | {
         "LIGHTHOUSE_FILE": run.lighthouse_file,
@@ -151,12 +150,12 @@ def _lighthouse(site: Site, run: Run) -> Job:
         "MIN_ISLANDS": str(run.config.wan.min_islands),
         "GRACE_S": str(run.config.wan.grace_s),
     }
-    # A file that an earlier lighthouse left would send the islands to an address where nobody listens.
+    # A file that an earlier lighthouse left would send the islands to an address where nothing listens.
     prepare = f"{run.make_log_dir} && rm -f {shlex.quote(run.lighthouse_file)}"
-    return Job("lighthouse", render("lighthouse", options, settings, site.sbatch_lines), prepare)
+    return SlurmJob("lighthouse", render("lighthouse", options, settings, site.sbatch_lines), prepare)
 
 
-def write(job: Job, folder: Path) -> Path:
+def write(job: SlurmJob, folder: Path) -> Path:
     """Keeps the script beside the run, to read it or to submit it by hand."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{job.name}.sbatch"

@@ -25,7 +25,7 @@ def launch_folder() -> Path:
 def render(
     kind: Kind, options: Mapping[str, str | None], settings: Mapping[str, str], more: list[str]
 ) -> str:
-    """Puts a head and settings into a shipped script.
+    """The shipped script of a kind with a head and settings of its own.
 
     Args:
         kind: which script.
@@ -45,10 +45,15 @@ def render(
         if value is not None
     ]
     lines += [f"#SBATCH {option}" for option in more]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
+    exports = [f"export {name}={quote_path(value)}" for name, value in settings.items()]
     head_lines = "\n".join(["# --- Head (written by dilocox submit) ---", *lines])
     setting_lines = "\n".join(["# --- Of the site and the run (written by dilocox submit) ---", *exports])
     return f"{before}{head_lines}\n\n{setting_lines}\n\n{marker}{body}"
+
+
+def quote_path(text: str) -> str:
+    """Quotes a text for the shell, but leaves `~/` at its start to the shell of the site."""
+    return f"~/{shlex.quote(text[2:])}" if text.startswith("~/") and len(text) > 2 else shlex.quote(text)
 
 
 def sbatch_options(site: Site, *, job_name: str, log_dir: str) -> dict[str, str | None]:
@@ -100,6 +105,6 @@ def site_settings(site: Site) -> dict[str, str]:
 
 
 def _own_python(site: Site) -> str | None:
-    """A run submitted here without a word on Python uses the one that submits."""
+    """The Python that submits, for a site on this host whose file names no other."""
     given = (site.host, site.venv, site.conda_env, site.container)
     return sys.executable if all(setting is None for setting in given) and not site.modules else None

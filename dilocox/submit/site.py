@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
+from dilocox.config.load import parse_yaml
 from dilocox.config.schema import Config, PositiveInt, Section
 from dilocox.errors import ConfigError
 
@@ -88,14 +88,14 @@ def load_site(path: Path) -> Site:
         ConfigError: the file is missing or malformed, or a setting breaks a rule; names it `site.leaf`.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             "--site", str(path), f"cannot be read ({error.strerror}); give a YAML file"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        rule = f"is not valid YAML ({str(error).splitlines()[0]}); correct it"
-        raise ConfigError("--site", str(path), rule) from None
+    except UnicodeDecodeError:
+        raise ConfigError("--site", str(path), "is not UTF-8 text; give a YAML file") from None
+    tree = parse_yaml(text, field="--site", value=str(path))
     if not isinstance(tree, dict):
         raise ConfigError("--site", str(path), "must be a mapping; write for example `name: here`")
     return parse_site({"name": path.stem} | tree)

@@ -63,7 +63,7 @@ def test_the_same_iteration_can_be_written_again(tmp_path):
     assert names(tmp_path) == ["iter_0000010", files.TRACKER]
 
 
-@pytest.mark.parametrize("stop_at", ["_write_tracker", "_flush_to_disk"])
+@pytest.mark.parametrize("stop_at", ["_write_tracker", "fsync"])
 def test_a_stop_while_committing_leaves_the_older_one_usable(tmp_path, monkeypatch, stop_at):
     write(tmp_path, 10)
 

@@ -48,6 +48,21 @@ FILES = [
     _set("override-without-leaf", "inner=3", "--set", "inner=3", "must be section.leaf=value"),
     _set("override-unknown-key", "inner.learning_rat=3", "inner.learning_rat", "3", "unknown key"),
     _set("override-not-yaml", "inner.lr={", "inner.lr", "{", "is not valid YAML"),
+    _set(
+        "override-unfilled-template",
+        "inner.lr={{LR}}",
+        "inner.lr",
+        "{{LR}}",
+        "put text with braces in",
+    ),
+    _set("path-with-unset-variable", "run.output_dir=$NOT_SET/runs", "run.output_dir", "$NOT", "is not set"),
+    _set(
+        "path-of-unknown-user",
+        "checkpoint.save=~nosuchuser/x",
+        "checkpoint.save",
+        "~no",
+        "without home folder",
+    ),
     Invalid("override-into-no-mapping", "inner: 3", "inner", "3", ("must be a mapping",), ("inner.lr=1",)),
 ]
 
@@ -66,6 +81,7 @@ LEAVES = [
         "alpha-over-1", "outer: {mixing_alpha: 1.5}", "outer.mixing_alpha", "1.5", "less than or equal to 1"
     ),
     _case("outer-momentum-1", "outer: {outer_momentum: 1.0}", "outer.outer_momentum", "1.0", "less than 1"),
+    _case("run-name-too-long", f"run: {{name: {'n' * 300}}}", "run.name", "nnn", "at most 200 characters"),
     _case("run-name-with-slash", "run: {name: a/b}", "run.name", "'a/b'", "must match pattern"),
     _case("unknown-codec", "outer: {codec: int5}", "outer.codec", "'int5'", "'nf4'", "did you mean int"),
     _case("unknown-method", "outer: {method: fedavg}", "outer.method", "'fedavg'", "'diloco'"),
@@ -279,7 +295,8 @@ DATA = [
     ),
     _case("split-words", "data: {split: most}", "data.split", "'most'", "must be three shares"),
     _case("split-two", "data: {split: '90,10'}", "data.split", "'90,10'", "must be three shares"),
-    _case("split-no-validation", "data: {split: '1,0,0'}", "data.split", "'1,0,0'", "must be over 0"),
+    _case("split-no-training", "data: {split: '0,1,0'}", "data.split", "'0,1,0'", "train must be over 0"),
+    _case("split-no-validation", "data: {split: '1,0,0'}", "data.split", "'1,0,0'", "eval_iters: 0"),
 ]
 
 INNER = [
@@ -346,6 +363,13 @@ INNER = [
         "inner.lr_wsd_decay_iters",
         "10",
         "has no effect unless lr_decay_style is WSD",
+    ),
+    _case(
+        "wsd-decay-after-the-end",
+        "inner: {lr_decay_style: WSD, train_iters: 50, lr_decay_iters: 80, lr_wsd_decay_iters: 30}",
+        "inner.lr_wsd_decay_iters",
+        "30",
+        "the final decay begins at step 50",
     ),
     _case(
         "sgd-momentum-with-adam",
@@ -429,7 +453,7 @@ OUTER = [
         "needs an overlap_delay of 1 to 29, not 0",
     ),
     _case(
-        "streaming-with-the-whole-slot",
+        "streaming-with-the-whole-interval",
         "outer: {delay_mode: streaming, overlap_delay: 30}",
         "outer.delay_mode",
         "'streaming'",
@@ -483,6 +507,20 @@ OUTER = [
         "outer.codec_block_size",
         "128",
         "has no effect with codec bf16",
+    ),
+    _case(
+        "stochastic-rounding-with-bf16",
+        "outer: {codec: bf16, rounding: stochastic}",
+        "outer.rounding",
+        "'stochastic'",
+        "has no effect with codec bf16",
+    ),
+    _case(
+        "pattern-with-one-fragment",
+        "outer: {fragment_pattern: sequential}",
+        "outer.fragment_pattern",
+        "'sequential'",
+        "has no effect with num_fragments 1",
     ),
     _case(
         "block-size-no-multiple-of-8",
@@ -576,6 +614,13 @@ WAN = [
         "logging.wandb_project",
         "'mine'",
         "has no effect unless wandb is true",
+    ),
+    _case(
+        "eval-interval-without-validation",
+        "logging: {eval_iters: 0, eval_interval: 5}",
+        "logging.eval_interval",
+        "5",
+        "has no effect with eval_iters 0",
     ),
 ]
 

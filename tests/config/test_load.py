@@ -110,6 +110,25 @@ def test_the_baseline_is_one_override_away(write):
     assert (baseline.codec, baseline.num_fragments, baseline.island_weights) == ("none", 1, "by_tokens")
 
 
+def test_paths_are_expanded_everywhere(write, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("DATA", "/data")
+    path = write(
+        "run: {output_dir: ~/runs}\nmodel: {}\n"
+        "data: {island_data: ['${DATA}/a', [1, ~/b]], tokenizer_model: $DATA/t.model, "
+        "data_cache_path: ~/cache}\n"
+        "checkpoint: {save: ~/ckpt, load: $DATA/old}"
+    )
+    config = load_config(path)
+    assert load_config(path, expand=False).run.output_dir == "~/runs"
+    assert config.run.output_dir == "/home/me/runs"
+    assert config.data.island_data == ["/data/a", [1.0, "/home/me/b"]]
+    assert (config.data.tokenizer_model, config.data.data_cache_path) == ("/data/t.model", "/home/me/cache")
+    assert (config.checkpoint.save, config.checkpoint.load) == ("/home/me/ckpt", "/data/old")
+    other = load_config(write("data: {data_path: [1, ~/x], tokenizer_model: t}"))
+    assert other.data.data_path == [1.0, "/home/me/x"]
+
+
 def changed(section, **leaves):
     config = resolve(Config())
     return config.model_copy(update={section: getattr(config, section).model_copy(update=leaves)})

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dilocox.atomic import PendingFiles
 from dilocox.config.schema import Config
-from dilocox.data.preprocess.pair_writer import PairWriter, PendingFiles
+from dilocox.data.preprocess.pair_writer import PairWriter
 
 VOCAB_SIZE = 60_000
 

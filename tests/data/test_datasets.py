@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -11,12 +13,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
 
 from dilocox.config.schema import Config
 from dilocox.data import sample_set
-from dilocox.data.datasets import BatchShape, Data, MicroBatch, build_data, train_set
+from dilocox.data.datasets import BatchShape, Data, MicroBatch, build_data
 from dilocox.data.resolve import prepare
-from dilocox.data.sample_set import choose_documents
+from dilocox.data.sample_set import folder_name
+from dilocox.data.samples import check_sizes, choose_documents, share_bounds, train_set
 from dilocox.errors import ConfigError, DataError
 from dilocox.topology import Coordinate
 from tests.data.pairs import make_config, numbered_documents, write_pair
@@ -32,15 +39,12 @@ def one_rank_world(tmp_path: Path) -> Iterator[None]:
 
 
 def open_data(config: Config, run_dir: Path, *, island_id: int = 0, dp_rank: int = 0) -> Data:
+    run = config.run.model_copy(update={"output_dir": str(run_dir.parent), "name": run_dir.name})
+    config = config.model_copy(update={"run": run})
     resolved = prepare(config, run_dir, island_id=island_id)
-    return build_data(
-        config,
-        resolved,
-        island_id=island_id,
-        coordinate=Coordinate(pp=0, tp=0, dp=dp_rank),
-        run_dir=run_dir,
-        barrier=lambda: None,
-    )
+    check_sizes(config, resolved, island_ids=[island_id])
+    coordinate = Coordinate(pp=0, tp=0, dp=dp_rank)
+    return build_data(config, resolved, island_id=island_id, coordinate=coordinate, barrier=lambda: None)
 
 
 def tokens_of(steps: Sequence[Sequence[MicroBatch]]) -> list[list[list[int]]]:
@@ -165,7 +169,7 @@ def test_index_files_are_used_again(corpus: str, tmp_path: Path, monkeypatch: py
     config = make_config(corpus)
     before = tokens_of(list(open_data(config, tmp_path).batches()))
     assert len(list((tmp_path / "data_cache").rglob("*.npy"))) == 6
-    monkeypatch.setattr(sample_set, "whole_folder", None)
+    monkeypatch.setattr(sample_set, "atomic_folder", None)
     assert tokens_of(list(open_data(config, tmp_path).batches())) == before
 
 
@@ -178,7 +182,7 @@ def test_a_rewritten_corpus_is_not_read_through_old_index_files(corpus: str, tmp
 
 def test_a_half_written_index_is_built_anew(corpus: str, tmp_path: Path) -> None:
     config = make_config(corpus)
-    name = train_set(config, prepare(config, tmp_path), 0).folder_name
+    name = folder_name(train_set(config, prepare(config, tmp_path), 0))
     (tmp_path / "data_cache" / f".{name}.1.tmp").mkdir(parents=True)
     assert len(list(open_data(config, tmp_path).batches())) == 10
 
@@ -218,6 +222,47 @@ def test_too_little_text(
     assert not (tmp_path / "data_cache").exists()
 
 
+@pytest.mark.parametrize("split", ["969,30,1", "100,0,0", "1,2,3", ".5,.25,0", "7,1.5,3"])
+def test_shares_are_cut_where_megatron_cuts_them(split: str) -> None:
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    for num_sequences in (1, 2, 7, 100, 12345):
+        for part, bounds in enumerate(matrix):
+            begin, end = share_bounds(split, part, num_sequences=num_sequences)
+            expected = (end, end) if bounds is None else tuple(round(b * num_sequences) for b in bounds)
+            assert (begin, end) == expected
+
+
+def test_too_little_text_of_one_site_names_that_site(tmp_path: Path) -> None:
+    prefixes = [write_pair(tmp_path / f"p{i}", numbered_documents(50 * (1 - i) + 1, 16)) for i in range(2)]
+    data = {"data_path": "stdlib", "island_data": prefixes}
+    config = make_config("stdlib", data=data, parallel={"num_islands": 2}, model={"seq_length": 64})
+    with pytest.raises(ConfigError, match="for island 1 of 2 has") as caught:
+        open_data(config, tmp_path, island_id=1)
+    assert caught.value.field == "data.island_data[1]"
+
+
+def test_a_run_without_validation(corpus: str, tmp_path: Path) -> None:
+    config = make_config(corpus, data={"split": "100,0,0"}, logging={"eval_iters": 0})
+    data = open_data(config, tmp_path)
+    assert data.validation_batches(0) == [] and len(list(data.batches())) == 10
+    assert len(list((tmp_path / "data_cache").iterdir())) == 1
+
+
+def test_sizes_are_checked_without_torch(corpus: str, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from tests.data.pairs import make_config
+from dilocox.data.resolve import prepare
+from dilocox.data.samples import check_sizes
+config = make_config({corpus!r})
+check_sizes(config, prepare(config, Path({str(tmp_path)!r})), island_ids=[0])
+sys.exit("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_token_outside_of_the_vocabulary_is_not_trained_on(corpus: str, tmp_path: Path) -> None:
     data = open_data(make_config(corpus, data={"vocab_size": 50}), tmp_path)
     with pytest.raises(DataError, match="outside the vocabulary of 50"):
@@ -232,20 +277,15 @@ def test_documents_of_several_sequences_stay_whole() -> None:
 
 def _samples_of_rank(rank: int, config: Config, run_dir: Path) -> list[list[list[int]]]:
     resolved = prepare(config, run_dir, island_id=0)
-    data = build_data(
-        config,
-        resolved,
-        island_id=0,
-        coordinate=Coordinate(pp=0, tp=0, dp=rank),
-        run_dir=run_dir,
-        barrier=dist.barrier,
-    )
+    coordinate = Coordinate(pp=0, tp=0, dp=rank)
+    data = build_data(config, resolved, island_id=0, coordinate=coordinate, barrier=dist.barrier)
     return tokens_of(list(islice(data.batches(), 3)))
 
 
 def test_ranks_build_the_index_once_and_read_their_parts(tmp_path: Path) -> None:
     prefixes = [write_pair(tmp_path / f"p{i}", numbered_documents(50, 16, base=100 * i)) for i in range(2)]
-    config = make_config([1.0, prefixes[0], 1.0, prefixes[1]], parallel={"ranks_per_island": 2})
+    run = {"output_dir": str(tmp_path.parent), "name": tmp_path.name}
+    config = make_config([1.0, prefixes[0], 1.0, prefixes[1]], parallel={"ranks_per_island": 2}, run=run)
     first, second = run_ranks(_samples_of_rank, 2, config, tmp_path)
     assert [len(step) for step in first + second] == [2] * 6
     assert first != second

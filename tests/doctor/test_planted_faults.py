@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dilocox.doctor import machine
 from dilocox.doctor.command import QUICK, SLOW, examine, quick_checks
 from tests.doctor.hosts import VERSIONS, config, healthy, network
 
@@ -190,10 +191,16 @@ def test_one_node_islands_need_no_host_name_and_no_shared_disk(tmp_path):
     assert quick_checks(config(tmp_path, *ONE_NODE), host=host) == []
 
 
-def test_the_short_form_asks_nobody_outside(tmp_path):
+def test_the_short_form_asks_no_other_host(tmp_path):
     def outside(*arguments):
         raise AssertionError("asked outside")
 
     questions = dict.fromkeys(("reach", "clock_skew_s", "name_lookup_s", "gpu_links"), outside)
     host = healthy(**questions, open_file_limit=lambda: (256, 256))
     assert [finding.check for finding in quick_checks(config(tmp_path), host=host)] == ["open files"]
+
+
+def test_small_checkpoints_are_told_in_small_units(tmp_path):
+    findings = examine(healthy(free_bytes=lambda path: 10**6), config(tmp_path), [machine.checkpoint_disk])
+    (finding,) = findings
+    assert "1.0 MB free" in finding.message and "0.0 GB" not in finding.message

@@ -1,6 +1,6 @@
 """A stand-in for `dilocox train` under torchrun: records plausible figures, or misbehaves as told.
 
-Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `deaf` (ignores SIGTERM); `crash` (rank 1 of
+Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `ignores_sigterm`; `crash` (rank 1 of
 island 1 raises); `killed` (the same, by SIGKILL); `orphan` (forever, with a helper process a rank).
 """
 
@@ -43,7 +43,7 @@ def main():
     set_pdeathsig(signal.SIGTERM)
     rank = int(os.environ["RANK"])
     stop = Stop()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.behaviour == "deaf" else stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.behaviour == "ignores_sigterm" else stop)
     config = load_config(args.config, args.set)
     if args.behaviour == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
@@ -66,7 +66,7 @@ def train(config, recorder, *, args, rank, stop):
         raise RuntimeError("a planted fault")
     recorder.eval(EvalRecord(0, 8.0))
     step = 0
-    while step < config.inner.train_iters or args.behaviour in ("forever", "deaf", "orphan"):
+    while step < config.inner.train_iters or args.behaviour in ("forever", "ignores_sigterm", "orphan"):
         step += 1
         recorder.inner(record(step))
         if step % config.outer.sync_interval == 0:

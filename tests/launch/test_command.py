@@ -129,7 +129,7 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_goes_on_from_it(tmp_path, 
 
 
 def test_a_second_signal_stops_ranks_that_do_not_listen(tmp_path):
-    with launched(tmp_path, "deaf") as run:
+    with launched(tmp_path, "ignores_sigterm") as run:
         run.wait_for_steps()
         os.kill(run.process.pid, signal.SIGINT)
         while "stopping: all ranks" not in run.output.read_text():
@@ -180,3 +180,37 @@ def test_a_killed_torchrun_takes_its_ranks_and_their_helpers_along(tmp_path):
         code, output = run.end()
         assert code == 1 and "island 0 failed" in output
     assert not any(helper.is_running() for helper in helpers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            "parallel.nodes_per_island=2",
+            "parallel.nodes_per_island = 2: `dilocox launch` runs every island",
+        ),
+        ("run.output_dir=/proc/nowhere", "run.output_dir = '/proc/nowhere': cannot be written"),
+        ("checkpoint.save=/proc/nowhere", "checkpoint.save = '/proc/nowhere': cannot be written"),
+        ("checkpoint.save=/etc/passwd", "checkpoint.save = '/etc/passwd': /etc/passwd is a file"),
+        ("data.data_cache_path=/proc/nowhere", "data.data_cache_path = '/proc/nowhere'"),
+        (f"run.output_dir=/tmp/{'n' * 300}", "cannot be written (File name too long)"),
+        (f"run.name={'n' * 300}", "run.name = 'nnn"),
+        ("model.seq_length=100000000", "data.data_path = "),
+        ("data.split=999999999,1,0", "logging.eval_iters: 0"),
+    ],
+)
+def test_what_can_be_known_is_known_before_start(tmp_path, settings, message, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(SETTINGS.format(folder=tmp_path))
+    assert cli.main(["launch", str(path), "--set", settings]) == 2
+    printed = capsys.readouterr().err.strip()
+    assert message in printed and len(printed.splitlines()) == 1
+    assert not (tmp_path / "t").exists()
+
+
+def test_auto_without_gpu_is_refused_what_a_cpu_cannot_do(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(SETTINGS.format(folder=tmp_path).replace("device: cpu", "device: auto"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["launch", str(path), "--set", "model.params_dtype=bf16"]) == 2
+    assert "run.device auto found no GPU" in capsys.readouterr().err

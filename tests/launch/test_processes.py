@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from dilocox.launch.processes import Job, JobSpec
+from dilocox.launch.processes import JobSpec, LocalJob
 from dilocox.pdeathsig import gpu_slice
 
 DETACHED_CHILD = (
@@ -22,7 +22,7 @@ DETACHED_CHILD = (
 
 def start(code, *arguments, **options):
     lines = queue.Queue()
-    return Job(JobSpec("job", [sys.executable, "-c", code, *arguments], **options), lines), lines
+    return LocalJob(JobSpec("job", [sys.executable, "-c", code, *arguments], **options), lines), lines
 
 
 def read_to_end(lines):
@@ -90,10 +90,10 @@ def test_only_ranks_are_interrupted():
 def test_a_killed_launcher_takes_its_jobs_along():
     launcher = (
         "import queue, sys, time\n"
-        "from dilocox.launch.processes import Job, JobSpec\n"
+        "from dilocox.launch.processes import LocalJob, JobSpec\n"
         "lines = queue.Queue()\n"
-        "job = Job(JobSpec('job', [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); "
-        "time.sleep(600)']), lines)\n"
+        "program = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
+        "job = LocalJob(JobSpec('job', [sys.executable, '-c', program]), lines)\n"
         "print(lines.get().text, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -106,7 +106,7 @@ def test_a_killed_launcher_takes_its_jobs_along():
 
 def test_a_missing_command_says_so():
     lines = queue.Queue()
-    job = Job(JobSpec("job", ["no-such-command"]), lines)
+    job = LocalJob(JobSpec("job", ["no-such-command"]), lines)
     assert read_to_end(lines) == ["cannot start no-such-command: No such file or directory"]
     job.kill()
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dilocox.atomic import write_json
 from dilocox.config.schema import Config
-from dilocox.metrics.files import write_json
 from dilocox.metrics.interface_bytes import InterfaceBytes
 from dilocox.metrics.records import EvalRecord, EventRecord
 from dilocox.metrics.summary import (

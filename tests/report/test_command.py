@@ -1,5 +1,6 @@
 """The report: from a run folder, finished or running, to figures and one page that needs nothing else."""
 
+import dataclasses
 import math
 import re
 
@@ -123,3 +124,18 @@ def test_smooth_starts_unbiased_and_passes_over_nan():
     assert smooth([5.0] * 400) == pytest.approx([5.0] * 400)
     values = smooth([1.0, math.nan, 1.0])
     assert math.isnan(values[1]) and values[2] == 1.0
+
+
+def test_a_run_without_wan_bytes_draws_without_a_warning(tmp_path):
+    """Warnings are errors in tests."""
+    alone = CONFIG.model_copy(update={"parallel": CONFIG.parallel.model_copy(update={"num_islands": 1})})
+    (tmp_path / "config.yaml").write_text(dump(alone))
+    writer = JsonlWriter(tmp_path / "island_0" / "metrics.jsonl")
+    writer.write(EventRecord(0, "start", {"parameters": 1000}))
+    for step in range(1, 21):
+        writer.write(
+            InnerRecord(inner_step=step, lm_loss=7.0, grad_norm=1.0, lr=0.1, tokens=10, step_time_s=0.1)
+        )
+    writer.write(dataclasses.replace(sync(20), payload_bytes_sent=0))
+    writer.close()
+    assert report.write(tmp_path).exists()

@@ -14,7 +14,7 @@ import pytest
 from dilocox.cli import main
 from dilocox.config.load import load_config
 from dilocox.errors import ConfigError
-from dilocox.submit.jobs import Run, jobs_of
+from dilocox.submit.jobs import SubmittedRun, jobs_of
 from dilocox.submit.script import launch_folder
 from dilocox.submit.site import parse_site
 
@@ -63,7 +63,8 @@ def submit(*arguments):
 def jobs(folder, **site):
     config = load_config(folder / "run.yaml")
     return {
-        job.name: job for job in jobs_of(parse_site({"name": "here"} | site), Run(config, "run.yaml", ()))
+        job.name: job
+        for job in jobs_of(parse_site({"name": "here"} | site), SubmittedRun(config, "run.yaml", ()))
     }
 
 
@@ -278,3 +279,20 @@ def test_the_launch_files_travel_with_the_package():
     assert launch_folder() == (Path(__file__).parents[2] / "launch").resolve()
     with pytest.raises(ConfigError):
         parse_site({})
+
+
+def test_a_home_folder_is_expanded_where_it_is(recorded, run_folder, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(run_folder / "home"))
+    site = write_site(run_folder, f"lighthouse: {LIGHTHOUSE}\nvenv: ~/env\nislands: [0]\n")
+    assert submit("--site", site, "--set", "run.output_dir=~/runs") == 0
+    (job,) = recorded()
+    home = f"{run_folder}/home"
+    assert f"#SBATCH --output={home}/runs/trial/logs" in job and f"OUTPUT_DIR={home}/runs" in job
+    assert "export VENV=~/env" in job
+    remote = write_site(
+        run_folder, f"lighthouse: {LIGHTHOUSE}\nhost: login\nworkdir: ~/w\nlaunch_dir: /l\n", name="far"
+    )
+    assert submit("--site", remote, "--set", "run.output_dir=~/runs") == 2
+    assert "another folder on login" in capsys.readouterr().err
+    assert submit("--site", remote) == 0
+    assert "cd ~/w &&" in recorded()[1]

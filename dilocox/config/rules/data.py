@@ -9,6 +9,7 @@ from dilocox.config.schema import Config
 
 
 def tokenizer(config: Config) -> None:
+    """The tokenizer has its file, or its size, and reads what the data are."""
     data = config.data
     is_stdlib = data.data_path == "stdlib" and data.island_data is None
     if data.tokenizer_type == "NullTokenizer":
@@ -36,6 +37,7 @@ def tokenizer(config: Config) -> None:
 
 
 def data_paths(config: Config) -> None:
+    """Paths are prefixes or well-formed blends."""
     data, islands = config.data, config.parallel.num_islands
     _data_path("data.data_path", data.data_path)
     if data.island_data is None:
@@ -44,7 +46,7 @@ def data_paths(config: Config) -> None:
         len(data.island_data) == islands,
         "data.island_data",
         data.island_data,
-        f"has {len(data.island_data)} entries for parallel.num_islands = {islands}; give one an island",
+        f"has {len(data.island_data)} entries for parallel.num_islands = {islands}; give one per island",
     )
     require_default(data, "data", ("data_path",), "beside island_data")
     for island, entry in enumerate(data.island_data):
@@ -75,6 +77,7 @@ def _data_path(field: str, value: list[str | float] | str) -> None:
 
 
 def split(config: Config) -> None:
+    """Three shares, with text to train on."""
     split = config.data.split
     parts = split.split(",")
     numeric = len(parts) == 3 and all(re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", part) for part in parts)
@@ -85,9 +88,11 @@ def split(config: Config) -> None:
         "must be three shares for train, validation, test; write for example 969,30,1",
     )
     train, validation, _ = (float(part) for part in parts)
+    require(train > 0, "data.split", split, "the share of train must be over 0; write for example 969,30,1")
     require(
-        train > 0 and validation > 0,
+        validation > 0 or config.logging.eval_iters == 0,
         "data.split",
         split,
-        "the shares of train and validation must be over 0 (every run validates); write for example 969,30,1",
+        "the share of validation must be over 0; write for example 969,30,1, or logging.eval_iters: 0 for a "
+        "run without validation",
     )

@@ -8,6 +8,7 @@ from dilocox.config.schema import Config
 
 
 def interval(config: Config) -> None:
+    """Every fragment syncs, and before the run ends."""
     outer = config.outer
     if outer.method != "diloco":
         return
@@ -29,23 +30,30 @@ def interval(config: Config) -> None:
     )
 
 
+def fragments(config: Config) -> None:
+    """A pattern needs fragments to lay out."""
+    if config.outer.num_fragments == 1:
+        require_default(config.outer, "outer", ("fragment_pattern",), "with num_fragments 1")
+
+
 def delay(config: Config) -> None:
+    """Delay mode and overlap delay belong together."""
     outer = config.outer
     if outer.method != "diloco":
         return
-    delay, slot = outer.overlap_delay, outer.sync_interval // outer.num_fragments
+    delay, fragment_interval = outer.overlap_delay, outer.sync_interval // outer.num_fragments
     mode = outer.delay_mode
     assert mode is not None
     require(
-        delay <= slot,
+        delay <= fragment_interval,
         "outer.overlap_delay",
         delay,
-        f"must be at most sync_interval / num_fragments ({slot}); use 0 to {slot}",
+        f"must be at most sync_interval / num_fragments ({fragment_interval}); use 0 to {fragment_interval}",
     )
-    whole_slot = mode not in ("blocking", "streaming")
-    fits = delay == slot if whole_slot else delay_mode(outer) == mode
-    wanted = {"blocking": "= 0", "streaming": f"of 1 to {slot - 1}"}.get(
-        mode, f"= {slot} (sync_interval / P)"
+    whole_interval = mode not in ("blocking", "streaming")
+    fits = delay == fragment_interval if whole_interval else delay_mode(outer) == mode
+    wanted = {"blocking": "= 0", "streaming": f"of 1 to {fragment_interval - 1}"}.get(
+        mode, f"= {fragment_interval} (sync_interval / P)"
     )
     require(
         fits,
@@ -62,6 +70,7 @@ def delay(config: Config) -> None:
 
 
 def mixing(config: Config) -> None:
+    """Only streaming mixes, and it must take up something global."""
     outer = config.outer
     if outer.method != "diloco":
         return
@@ -76,23 +85,29 @@ def mixing(config: Config) -> None:
 
 
 def codec(config: Config) -> None:
-    outer = config.outer
-    if outer.codec == "none":
-        leaves: tuple[str, ...] = ("error_feedback", "rounding", "codec_block_size")
-        require_default(outer, "outer", leaves, "with codec none, which loses nothing")
-    if outer.codec == "bf16":
-        require_default(outer, "outer", ("codec_block_size",), "with codec bf16, which has no blocks")
-    require_multiple("outer.codec_block_size", outer.codec_block_size, 8, "a byte's worth of codes")
-    same = (None, "int4" if outer.codec == "low_rank" else outer.codec)
+    """Settings of codecs need a codec in use that has them."""
+    outer, islands = config.outer, config.parallel.num_islands
+    own_gather_codec = "int4" if outer.codec == "low_rank" else outer.codec
     require(
-        outer.gather_codec in same or config.parallel.num_islands > 2,
+        outer.gather_codec in (None, own_gather_codec) or islands > 2,
         "outer.gather_codec",
         outer.gather_codec,
-        f"there is no gather half with parallel.num_islands = {config.parallel.num_islands}; remove it",
+        f"there is no gather half with parallel.num_islands = {islands}; remove it",
     )
+    in_use = {outer.codec, outer.gather_codec} if islands > 2 else {outer.codec}
+    name = " and ".join(sorted({str(codec) for codec in in_use if codec is not None}))
+    if in_use <= {"none", None}:
+        require_default(outer, "outer", ("error_feedback",), "with codec none, which loses nothing")
+    if in_use <= {"none", "bf16", None}:
+        leaves = ("rounding", "codec_block_size")
+        require_default(
+            outer, "outer", leaves, f"with codec {name}, which has no blocks and rounds to nearest"
+        )
+    require_multiple("outer.codec_block_size", outer.codec_block_size, 8, "a byte's worth of codes")
 
 
 def low_rank(config: Config) -> None:
+    """Low rank needs matrices, and a rank that saves something."""
     outer = config.outer
     if outer.codec != "low_rank":
         leaves = ("codec_rank", "adaptive_rank", "adaptive_interval")
@@ -121,6 +136,7 @@ def low_rank(config: Config) -> None:
 
 
 def guards(config: Config) -> None:
+    """A factor of 1 or less would call half of all norms outliers."""
     factor = config.outer.outlier_factor
     require(
         factor == 0 or factor > 1,

@@ -7,6 +7,7 @@ from dilocox.errors import ConfigError
 
 
 def require(holds: bool, field: str, value: object, rule: str) -> None:
+    """Refuses a setting unless the rule holds."""
     if not holds:
         raise ConfigError(field, value, rule)
 
@@ -26,6 +27,7 @@ def _nearest_multiples(value: int, factor: int) -> str:
 
 
 def require_multiple(field: str, value: int, factor: int, of: str) -> None:
+    """Refuses a count that is not a multiple; `of` says what the factor is."""
     require(
         value % factor == 0,
         field,

@@ -1,10 +1,10 @@
-"""Rules on membership, addresses and services outside the run."""
+"""Rules on membership and addresses."""
 
 from __future__ import annotations
 
 import re
 
-from dilocox.config.rules.require import require, require_default
+from dilocox.config.rules.require import require
 from dilocox.config.schema import Config
 
 _LOWEST_PORT = 1024  # below, only root may listen
@@ -12,6 +12,7 @@ _HIGHEST_PORT = 65535
 
 
 def islands(config: Config) -> None:
+    """No more islands are asked for than there are."""
     wan, islands = config.wan, config.parallel.num_islands
     require(
         wan.min_islands <= islands,
@@ -28,6 +29,7 @@ def islands(config: Config) -> None:
 
 
 def addresses(config: Config) -> None:
+    """Ports and URLs are well formed."""
     wan = config.wan
     if wan.port_range is not None:
         low, high = (int(port) for port in wan.port_range.split("-"))
@@ -46,8 +48,3 @@ def addresses(config: Config) -> None:
             wan.lighthouse,
             "must be http://HOST:PORT; write for example http://10.0.0.1:29510",
         )
-
-
-def tracking(config: Config) -> None:
-    if not config.logging.wandb:
-        require_default(config.logging, "logging", ("wandb_project",), "unless wandb is true")

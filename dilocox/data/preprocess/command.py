@@ -1,4 +1,4 @@
-"""`dilocox preprocess`: text, source files or JSONL to Megatron's `.bin/.idx` pairs.
+"""`dilocox preprocess`: turns text, source files or JSONL into Megatron's `.bin/.idx` pairs.
 
 The flags are Megatron's. Strict by default: the first chunk with a bad line stops the program, and no file
 is left behind.
@@ -11,14 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dilocox.atomic import PendingFiles
 from dilocox.data.preprocess.documents import BadDocumentError, expand_inputs, parse_document, read_documents
 from dilocox.data.preprocess.encode import EncodedChunk, EncodeJob, encode_documents
-from dilocox.data.preprocess.pair_writer import (
-    PairWriter,
-    PendingFiles,
-    termination_as_interrupt,
-    token_dtype,
-)
+from dilocox.data.preprocess.pair_writer import PairWriter, termination_as_interrupt, token_dtype
 from dilocox.data.preprocess.progress import PreprocessProgress
 from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
 from dilocox.data.tokenizer import TokenizerSpec
@@ -28,15 +24,14 @@ TOKENIZER_TYPES = ("SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokeni
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags on the parser of the command."""
-    parser.add_argument(
-        "--input", nargs="+", required=True, help="JSONL files (.jsonl .ndjson .json), text files or folders"
-    )
+    """Declares the flags on the parser of the command."""
+    what = "JSONL files (.jsonl .ndjson .json, also .gz), text files, folders, or patterns in quotes"
+    parser.add_argument("--input", nargs="+", required=True, help=what)
     parser.add_argument(
         "--json-keys",
         nargs="+",
         default=["text"],
-        help="keys of a JSON line to take; one pair of files a key",
+        help="keys of a JSON line to take; one pair of files per key",
     )
     parser.add_argument(
         "--output-prefix", required=True, help="path without extension; writes PREFIX_KEY_document.bin/.idx"
@@ -58,11 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command with the flags of `add_arguments`.
+    """Runs the command with the flags of `add_arguments`.
 
     Raises:
-        ConfigError: a flag is unusable. DataError: an input line is. Nothing has been written then.
+        ConfigError: a flag is unusable.
+        DataError: an input line is. Nothing has been written in either case.
     """
+    args.output_prefix = str(Path(args.output_prefix).expanduser())
+    if args.tokenizer_model is not None:
+        args.tokenizer_model = str(Path(args.tokenizer_model).expanduser())
     _check_flags(args)
     files = expand_inputs(args.input)
     try:
@@ -81,13 +80,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _preprocess(args: argparse.Namespace, files: Sequence[Path], pending: PendingFiles) -> list[str]:
-    """Fill the pending files; returns the lines to print once they have their names."""
+    """Fills the pending files; returns the lines to print once they have their names."""
     total_bytes = sum(path.stat().st_size for path in files)
     Path(args.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     spec = TokenizerSpec(args.tokenizer_type, args.tokenizer_model, args.vocab_size)
     summary = []
     if args.train_tokenizer:
-        target = Path(args.tokenizer_model or f"{args.output_prefix}.model")
+        target = _model_file(args)
         texts = _readable_texts(files, args.json_keys)
         model_file = pending.add(target)
         model_file.write_bytes(train_sentencepiece(texts, args.vocab_size, num_bytes=total_bytes))
@@ -117,7 +116,7 @@ def _preprocess(args: argparse.Namespace, files: Sequence[Path], pending: Pendin
 
 
 def _encode_job(spec: TokenizerSpec, args: argparse.Namespace) -> EncodeJob:
-    """Load the tokenizer once here, so that a wrong one is reported before any worker starts."""
+    """Loads the tokenizer once here, so that a wrong one is reported before any worker starts."""
     tokenizer = spec.build()
     if args.append_eod and tokenizer.eod is None:
         raise ConfigError("--append-eod", True, "this tokenizer has no end-of-document token; leave it out")
@@ -143,12 +142,15 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
     if args.vocab_size is None:
         raise ConfigError("--vocab-size", None, "--train-tokenizer needs it; 2048 to 32768 is usual")
-    if args.tokenizer_model is not None and Path(args.tokenizer_model).exists():
-        raise ConfigError(
-            "--tokenizer-model",
-            args.tokenizer_model,
-            "exists; drop --train-tokenizer to use it, or delete it",
-        )
+    model = _model_file(args)
+    if model.exists():
+        rule = f"exists; use it with --tokenizer-model {model} and without --train-tokenizer, or delete it"
+        raise ConfigError("--tokenizer-model", str(model), rule)
+
+
+def _model_file(args: argparse.Namespace) -> Path:
+    """Where `--train-tokenizer` writes its model."""
+    return Path(args.tokenizer_model or f"{args.output_prefix}.model")
 
 
 def _readable_texts(files: Sequence[Path], json_keys: Sequence[str]) -> Iterator[str]:

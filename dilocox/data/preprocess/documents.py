@@ -1,16 +1,20 @@
 """Input files of `preprocess`, read as documents with file and line. No torch.
 
-A `.jsonl`, `.ndjson` or `.json` file holds one JSON object a line; any other file is one document.
+A `.jsonl`, `.ndjson` or `.json` file holds one JSON object per line; any other file is one document. Files
+with the suffix `.gz` after theirs are unpacked while they are read.
 """
 
 from __future__ import annotations
 
+import glob
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dilocox.errors import ConfigError
+from dilocox.errors import ConfigError, DataError
 
 JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
 _SKIPPED_FOLDERS = frozenset({"__pycache__"})
@@ -65,35 +69,59 @@ class BadDocumentError(ValueError):
 
 
 def expand_inputs(inputs: Sequence[str]) -> list[Path]:
-    """Files in a fixed order: as given, folders walked in sorted order without hidden files.
+    """Files in a fixed order: as given, patterns and folders in sorted order, folders without hidden files.
+
+    Args:
+        inputs: paths, or patterns (`*`, `?`, `[...]`, `**`) that the shell has left as they are.
 
     Raises:
         ConfigError: naming `--input`, if a path does not exist or there is no file at all.
     """
     files: list[Path] = []
     for name in inputs:
-        path = Path(name)
-        if path.is_dir():
-            files += [file for file in sorted(path.rglob("*")) if file.is_file() and _is_wanted(file, path)]
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise ConfigError("--input", name, "no such file or folder; check the path")
+        for path in _paths_of(name):
+            if path.is_dir():
+                files += [
+                    file for file in sorted(path.rglob("*")) if file.is_file() and _is_wanted(file, path)
+                ]
+            else:
+                files.append(path)
     if not files:
         raise ConfigError("--input", " ".join(inputs), "holds no files; name a file or another folder")
     return files
 
 
+def _paths_of(name: str) -> list[Path]:
+    """The path of that name, else the paths that match it as a pattern."""
+    expanded = str(Path(name).expanduser())
+    if Path(expanded).exists():
+        return [Path(expanded)]
+    if glob.has_magic(expanded):
+        found = sorted(glob.glob(expanded, recursive=True))  # noqa: PTH207 (a pattern may be absolute)
+        if not found:
+            raise ConfigError("--input", name, "no file or folder matches this pattern; check the path")
+        return [Path(path) for path in found]
+    raise ConfigError("--input", name, "no such file or folder; check the path")
+
+
 def read_documents(files: Sequence[Path]) -> Iterator[RawDocument]:
-    """Every document of the files, one at a time. Files of zero bytes (`__init__.py`) hold none."""
+    """Every document of the files, one at a time. Files of zero bytes (`__init__.py`) hold none.
+
+    Raises:
+        DataError: a `.gz` file is not one, or is cut off.
+    """
     for path in files:
-        if path.suffix.lower() not in JSON_SUFFIXES:
-            if content := path.read_bytes():
-                yield RawDocument(str(path), 0, content)
-            continue
-        with path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                yield RawDocument(str(path), number, line.rstrip(b"\r\n"))
+        is_packed = path.suffix.lower() == ".gz"
+        suffix = path.with_suffix("").suffix if is_packed else path.suffix
+        try:
+            with gzip.open(path) if is_packed else path.open("rb") as stream:
+                if suffix.lower() in JSON_SUFFIXES:
+                    for number, line in enumerate(stream, start=1):
+                        yield RawDocument(str(path), number, line.rstrip(b"\r\n"))
+                elif content := stream.read():
+                    yield RawDocument(str(path), 0, content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(str(path), ".gz", f"cannot be unpacked ({error}); pack it again") from error
 
 
 def parse_document(document: RawDocument, json_keys: Sequence[str]) -> list[str]:

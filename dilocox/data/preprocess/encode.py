@@ -96,9 +96,9 @@ class Encoder:
 def encode_documents(
     documents: Iterable[RawDocument], job: EncodeJob, *, num_workers: int
 ) -> Iterator[EncodedChunk]:
-    """Encode all documents, chunk after chunk in input order.
+    """Encodes all documents, chunk after chunk in input order.
 
-    Memory: at most four chunks a worker are in flight, however large the input.
+    Memory: at most four chunks per worker are in flight, however large the input.
 
     Raises:
         DilocoxError: a worker process died.
@@ -143,7 +143,7 @@ def _cut(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
 def _interrupts_held_back() -> Iterator[None]:
     """Processes started in here never see Ctrl-C, which reaches the whole group; the parent decides.
 
-    They inherit the blocked signal, so that they are deaf from their first instruction on.
+    They inherit the blocked signal, so that they ignore it from their first instruction on.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -44,7 +44,7 @@ class PreprocessProgress:
             self._bar.stop()
 
     def advance(self, chunk: EncodedChunk) -> None:
-        """Count a chunk; print its problems and, without a bar, a line where an interval is full."""
+        """Counts a chunk; prints its problems and, without a bar, a line where an interval is full."""
         intervals_before = self.num_documents // self._log_interval
         self.num_documents += chunk.num_documents
         self._num_bytes += chunk.num_bytes

@@ -1,4 +1,4 @@
-"""Train a SentencePiece model that keeps every character of a text. No torch."""
+"""Trains a SentencePiece model that keeps every character of a text. No torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SAMPLE_BYTES = 20_000_000
 """Text that is enough to train a vocabulary; the trainer keeps it all in memory."""
 
 MIN_VOCAB_SIZE = 300
-"""256 byte shards, the special ones, and some room for the letters of a text."""
+"""256 byte pieces, the special ones, and some room for the letters of a text."""
 
 _LINE_LIMIT = 4000
 """Longest line the trainer takes, in characters; longer ones are cut, not dropped."""
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, *, num_bytes: int) -> bytes:
-    """Train a byte-pair model and return the content of its file.
+    """Trains a byte-pair model and returns the content of its file.
 
-    The same texts give the same bytes. Text is not normalised, whitespace and newlines have shards of their
+    The same texts give the same bytes. Text is not normalised, whitespace and newlines have pieces of their
     own, and unknown characters fall back to bytes, so decode(encode(text)) == text for any text.
 
     Args:
@@ -73,7 +73,7 @@ def _rule_of(message: str) -> str:
 
 
 def _sample_lines(texts: Iterable[str], fraction: float) -> Iterator[str]:
-    """Sentences for the trainer: lines, because newlines have a shard of their own."""
+    """Sentences for the trainer: lines, because newlines have a piece of their own."""
     generator = random.Random(0)
     for text in texts:
         for line in text.split("\n"):

@@ -8,13 +8,13 @@ route to the lighthouse, checked, and handed on by name.
 from __future__ import annotations
 
 import ipaddress
-import socket
 from dataclasses import dataclass
 
 from dilocox.errors import ConfigError
 from dilocox.net import (
     Family,
     Network,
+    bound_port,
     bracketed,
     family_of,
     is_literal,
@@ -102,7 +102,7 @@ def parse_port_range(port_range: str) -> tuple[int, int]:
 
 
 def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> int:
-    """A port that nobody listens on now: of the range, or any where it is None.
+    """A port that is free now: of the range, or any where it is None.
 
     The port is free at the time of asking only; ranks of one host that ask at the same moment give
     different offsets.
@@ -121,7 +121,7 @@ def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> 
     size = high - low + 1
     for step in range(size):
         port = low + (offset + step) % size
-        if _bound_port(address, port) is not None:
+        if bound_port(address, port) is not None:
             return port
     raise ConfigError("wan.port_range", port_range, f"all {size} ports are in use; widen the range")
 
@@ -206,25 +206,8 @@ def _check_advertised(advertised: str, target: _Target | None, network: Network)
         raise ConfigError("wan.advertise_address", advertised, rule)
 
 
-def is_port_free(port: int) -> bool:
-    """Whether nobody listens on a port of this host now."""
-    return _bound_port("", port) is not None
-
-
 def _any_port(address: str) -> int:
-    port = _bound_port(address, 0)
+    port = bound_port(address, 0)
     if port is None:
         raise ConfigError("wan.interface", address, "cannot be bound here; it is not an address of this host")
     return port
-
-
-def _bound_port(address: str, port: int) -> int | None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are still in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return None
-        return int(probe.getsockname()[1])

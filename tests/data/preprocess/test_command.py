@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import resource
@@ -277,3 +278,35 @@ def test_progress_lines_without_a_terminal(tmp_path: Path, capsys: pytest.Captur
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Processed")]
     assert [line.split()[1] for line in lines] == ["256", "512"]
     assert np.sum([len(ids) for ids in documents(tmp_path)]) == 600
+
+
+def test_a_tokenizer_is_not_overwritten(tmp_path: Path) -> None:
+    """README's own command, run twice."""
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "some words to learn from " * 20}])
+    flags = ("--input", str(source), "--train-tokenizer", "--vocab-size", "300")
+    assert run(tmp_path, *flags) == 0
+    before = (tmp_path / "out" / "x.model").read_bytes()
+    with pytest.raises(ConfigError, match="exists; use it with --tokenizer-model"):
+        run(tmp_path, *flags)
+    assert (tmp_path / "out" / "x.model").read_bytes() == before
+
+
+def test_packed_files_are_unpacked(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as stream:
+        stream.write(b'{"text": "1 2"}\n{"text": "3"}\n')
+    with gzip.open(tmp_path / "b.txt.gz", "wb") as stream:
+        stream.write(b"4 5")
+    assert null(tmp_path, tmp_path / "*.gz") == 0
+    assert documents(tmp_path) == [[1, 2], [3], [4, 5]]
+    (tmp_path / "c.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-9])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        null(tmp_path, tmp_path / "c.jsonl.gz")
+
+
+def test_a_quoted_pattern_is_expanded(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        jsonl(tmp_path / f"{name}.jsonl", [{"text": "1" if name == "a" else "2"}])
+    assert null(tmp_path, tmp_path / "*.jsonl") == 0
+    assert documents(tmp_path) == [[1], [2]]
+    with pytest.raises(ConfigError, match="no file or folder matches this pattern"):
+        null(tmp_path, tmp_path / "*.json")
