@@ -6,8 +6,8 @@ from collections import Counter
 
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, Record, SyncRecord
 
-FAILURE_EVENTS = ("discard", "abstain", "leave", "heal", "skipped_step")
-"""Something went wrong and the run went on."""
+FAILURE_EVENTS = ("discard", "abstain", "leave", "heal", "skipped_step", "codec_fallback")
+"""Something went wrong and the run continued."""
 
 
 class Totals:
@@ -46,5 +46,5 @@ class Totals:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How often something went wrong and the run went on."""
+        """How often something went wrong and the run continued."""
         return {event: self.events[event] for event in FAILURE_EVENTS}

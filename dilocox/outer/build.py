@@ -80,14 +80,13 @@ def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
 
     loop: DilocoLoop | WanDataParallel
     if config.outer.method == "data_parallel":
-        syncs = GradientSyncs()
+        gradients = GradientSyncs(parts.gradient_buffers)
         loop = WanDataParallel(
             config.outer,
-            runner(syncs, ()),
-            buffers=parts.gradient_buffers,
+            runner(gradients, ()),
+            gradients=gradients,
             rules=rules,
             identity=identity,
-            syncs=syncs,
             report=parts.report,
         )
     else:

@@ -29,9 +29,14 @@ from dilocox.position import Position
 
 
 class GradientSyncs:
-    """What data parallel islands share: the number of averaged steps."""
+    """What data parallel islands average, and how often they have: all that they share.
 
-    def __init__(self) -> None:
+    Args:
+        buffers: gives the fp32 gradients of this rank.
+    """
+
+    def __init__(self, buffers: Callable[[], Sequence[Tensor]]) -> None:
+        self.buffers = buffers
         self.num_syncs = 0
 
     @property
@@ -58,9 +63,9 @@ class WanDataParallel(NoOuterLoop):
     A step whose sync failed cannot continue: its gradient would be this island's alone.
 
     Args:
-        buffers: gives the fp32 gradients of this rank.
+        gradients: what is averaged; the runner's state reads its count too.
+        rules: when a starting island may begin.
         identity: of this island; the numbers are filled in here.
-        syncs: counts the averaged steps; the runner's state reads it too.
     """
 
     def __init__(
@@ -68,18 +73,16 @@ class WanDataParallel(NoOuterLoop):
         config: OuterConfig,
         runner: SyncRunner,
         *,
-        buffers: Callable[[], Sequence[Tensor]],
+        gradients: GradientSyncs,
         rules: JoinRules,
         identity: Member,
-        syncs: GradientSyncs,
         report: Reporter,
     ) -> None:
         self._by_tokens = config.island_weights == "by_tokens"
-        self._buffers = buffers
+        self._gradients = gradients
         self._runner = runner
         self._rules = rules
         self._identity = identity
-        self._syncs = syncs
         self._report = report
         self._num_tokens = 1
         self._thread = SyncThread(torch.device("cpu"))
@@ -93,7 +96,7 @@ class WanDataParallel(NoOuterLoop):
     @property
     def num_outer_steps(self) -> int:  # type: ignore[override]
         """Averaged steps."""
-        return self._syncs.num_syncs
+        return self._gradients.num_syncs
 
     def join(self, inner_step: int) -> int:
         state = self._runner.state
@@ -129,10 +132,10 @@ class WanDataParallel(NoOuterLoop):
         return self.num_outer_steps * per_step
 
     def state_dict(self) -> ShardState:
-        return ShardState(common={"num_syncs": self._syncs.num_syncs})
+        return ShardState(common={"num_syncs": self._gradients.num_syncs})
 
     def load_state_dict(self, state: ShardState) -> None:
-        self._syncs.num_syncs = state.common["num_syncs"]
+        self._gradients.num_syncs = state.common["num_syncs"]
 
     def close(self) -> None:
         self._thread.close()
@@ -148,7 +151,9 @@ class WanDataParallel(NoOuterLoop):
             WanError: the sync failed.
         """
         target = _Gradients(
-            [buffer.detach().float() for buffer in self._buffers()], self._reducer, self._identity.island
+            [buffer.detach().float() for buffer in self._gradients.buffers()],
+            self._reducer,
+            self._identity.island,
         )
         self._reducer = target.reducer
         inner_step = self.position.inner_step
@@ -164,9 +169,9 @@ class WanDataParallel(NoOuterLoop):
         result = self._thread.result(self._thread.submit(partial(self._runner.run, request)))
         if result.mean is None:
             raise WanError(f"gradients of inner step {inner_step + 1}: {result.error}")
-        for buffer, mean in zip(self._buffers(), result.mean.mean, strict=True):
+        for buffer, mean in zip(self._gradients.buffers(), result.mean.mean, strict=True):
             buffer.copy_(mean)
-        self._syncs.num_syncs += 1
+        self._gradients.num_syncs += 1
         self._record(inner_step + 1, result)
 
     def _record(self, inner_step: int, result: SyncResult) -> None:

@@ -30,6 +30,7 @@ class Landing:
         self._state = state
         self._num_islands = num_islands
         self._report = report
+        self._num_fallbacks = 0
 
     def without_sync(self, event: Event, measured: PendingSync | None) -> None:
         """An APPLY with nothing in flight. In place: anchor and weights (`eager`)."""
@@ -130,6 +131,10 @@ class Landing:
             self._report.event("abstain", step, fragment=fragment.number, reason=result.abstained)
         if result.error is not None:
             self._report.event("discard", step, fragment=fragment.number, reason=result.error)
+        num_fallbacks = sum(f.reducer.num_fallbacks for f in self._fragments.all)
+        if num_fallbacks > self._num_fallbacks:
+            calls, self._num_fallbacks = num_fallbacks - self._num_fallbacks, num_fallbacks
+            self._report.event("codec_fallback", step, fragment=fragment.number, calls=calls)
         self._report.sync(
             SyncStats(
                 inner_step=step,

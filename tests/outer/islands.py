@@ -51,14 +51,17 @@ class ThreadIsland:
         weights: one list of tensors per fragment.
     """
 
-    def __init__(self, island, hub, config, *, shapes=SHAPES, num_islands=2, min_islands=1, seed=None):
+    def __init__(
+        self, island, hub, config, *, shapes=SHAPES, shard=None, num_islands=2, min_islands=1, seed=None
+    ):
         self.number = island
         self.log = Log()
         generator = torch.Generator().manual_seed(seed or 0)
         make = torch.zeros if seed is None else lambda shape: torch.randn(shape, generator=generator)
         self.weights = [[make(shape) for shape in shapes] for _ in range(config.num_fragments)]
+        make_shard = shard or (lambda name, tensor, p: ParamShard.whole(name, tensor, layer=p))
         shards = [
-            ParamShard.whole(f"fragment{p}.{i}", tensor, layer=p)
+            make_shard(f"fragment{p}.{i}", tensor, p)
             for p, tensors in enumerate(self.weights)
             for i, tensor in enumerate(tensors)
         ]
