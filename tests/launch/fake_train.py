@@ -1,9 +1,8 @@
 """A stand-in for `dilocox train` under torchrun: records plausible figures, or misbehaves as told.
 
-Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `ignores_sigterm`; `crash` (rank 1 of
-island 1 raises); `killed` (the same, by SIGKILL);
-`refused` (island 1 finds its settings bad, island 0
-waits for it); `orphan` (forever, with a helper process per rank).
+Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `ignores_sigterm`; `crash` (rank 1 of island 1
+raises); `killed` (the same, by SIGKILL); `refused` (island 1 finds its settings bad, island 0 waits for it);
+`orphan` (forever, with a helper process per rank).
 """
 
 import argparse
