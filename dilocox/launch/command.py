@@ -14,11 +14,12 @@ from dilocox.config.schema import Config
 from dilocox.errors import ConfigError
 from dilocox.launch import commands
 from dilocox.launch.last_lines import closing_lines
-from dilocox.launch.progress import Display
+from dilocox.launch.progress import Display, Meetings
 from dilocox.launch.supervise import Ending, SignalCounter, Supervisor
 from dilocox.metrics import sinks, summary
 
 EXIT_FAILED = 1
+EXIT_REFUSED = 2
 EXIT_STOPPED = 75
 """The run's own limit (`run.exit_interval`, `run.exit_duration_in_mins`) stopped it; `--resume` continues."""
 
@@ -135,7 +136,11 @@ def _run_islands(config: Config, options: LaunchOptions, *, resume: bool, displa
     run_dir = run_folder.run_dir_of(config)
     signals = SignalCounter()
     supervisor = Supervisor(
-        signals, show=display.line, tick=display.tick, stop_timeout_s=300 + 2 * config.wan.timeout_s
+        signals,
+        show=display.line,
+        tick=display.tick,
+        stop_timeout_s=300 + 2 * config.wan.timeout_s,
+        has_met=Meetings(run_dir, config.parallel.num_islands),
     )
     with signals.installed(), supervisor:
         arguments = ["--resume"] if resume else []
@@ -199,6 +204,8 @@ def _draw(run_dir: Path, display: Display) -> None:
 
 
 def _exit_code(status: str, ending: Ending) -> int:
+    if ending.refused:
+        return EXIT_REFUSED
     if status == "completed" and not any(ending.exit_codes):
         return 0
     if ending.signal_number is not None:

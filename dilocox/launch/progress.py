@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilocox.config.schema import Config
-from dilocox.metrics.jsonl import JsonlTail
-from dilocox.metrics.records import EvalRecord, InnerRecord, SyncRecord
+from dilocox.metrics.jsonl import JsonlTail, read_records
+from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, SyncRecord
 from dilocox.run_folder import METRICS, island_dir, launch_log
 
 _WINDOW_S = 20.0
@@ -63,6 +63,22 @@ class RunState:
         parts += [f"{self.tokens_per_s:,.0f} tok/s", f"{self.num_syncs} syncs"]
         parts.append(f"{self.payload_bytes_sent / 1e6:,.1f} MB sent")
         return " · ".join(parts)
+
+
+class Meetings:
+    """Whether islands have met the others since this was made, by their `metrics.jsonl`."""
+
+    def __init__(self, run_dir: Path, num_islands: int) -> None:
+        self._paths = [island_dir(run_dir, i) / METRICS for i in range(num_islands)]
+        self._before = [self._num_starts(path) for path in self._paths]
+
+    def __call__(self, island_id: int) -> bool:
+        return self._num_starts(self._paths[island_id]) > self._before[island_id]
+
+    @staticmethod
+    def _num_starts(path: Path) -> int:
+        # Each start of an island writes this event once it has met the others; resuming drops no event.
+        return sum(isinstance(r, EventRecord) and r.event == "start" for r in read_records(path))
 
 
 class Display:

@@ -18,6 +18,8 @@ _POLL_S = 0.1
 _TICK_S = 0.5
 _EXIT_S = 5.0
 """Seconds between the end of a job's output and its exit; after that it is killed."""
+_BAD_INPUT = 2
+"""Exit code of a rank that found its settings or data bad."""
 _EXPLAIN_SIGNALS = {9: "SIGKILL; out of memory?", 15: "SIGTERM", 6: "SIGABRT", 11: "SIGSEGV", 7: "SIGBUS"}
 
 
@@ -33,11 +35,13 @@ class Ending:
         exit_codes: one per island, in island order.
         signal_number: the signal that asked for the stop; None if all ended by themselves.
         killed: a second signal, or the deadline after the first, ended them by force.
+        refused: an island found its input bad before it had met the others.
     """
 
     exit_codes: tuple[int, ...]
     signal_number: int | None
     killed: bool
+    refused: bool = False
 
     @property
     def failed_islands(self) -> list[int]:
@@ -71,6 +75,13 @@ class Supervisor:
     """Starts jobs, shows their output, passes a request to stop on, and leaves no process behind.
 
     Use it as a context manager: whatever happens inside, the jobs are gone afterwards.
+
+    Args:
+        signals: where requests to stop come in.
+        show: takes a line for the user.
+        tick: called about twice per second.
+        stop_timeout_s: between the first signal and the end by force.
+        has_met: whether an island, by its number, has met the others.
     """
 
     def __init__(
@@ -80,8 +91,11 @@ class Supervisor:
         show: Callable[[str], None],
         tick: Callable[[], None],
         stop_timeout_s: float,
+        has_met: Callable[[int], bool] = lambda island_id: True,
     ) -> None:
         self._signals = signals
+        self._has_met = has_met
+        self._refused = False
         self._show = show
         self._tick = tick
         self._stop_timeout_s = stop_timeout_s
@@ -138,7 +152,10 @@ class Supervisor:
             for line in self._next_lines():
                 if line.text is None and line.job in open_names:
                     open_names.discard(line.job)
-                    self._close(islands[list(logs).index(line.job)], logs[line.job], stop)
+                    island_id = list(logs).index(line.job)
+                    self._close(islands[island_id], logs[line.job], stop)
+                    if self._is_refused(island_id, logs[line.job]):
+                        self._give_up_waiting([job for job in islands if job.name in open_names], islands)
                 elif line.text is not None:
                     self._show_line(line, logs)
             self._advance_stop(stop, [job for job in islands if job.name in open_names])
@@ -148,7 +165,7 @@ class Supervisor:
                 services = self._still_running(services)
                 _reap_dead_agents(islands, open_names)
         codes = tuple(job.poll() or 0 for job in islands)
-        return Ending(codes, self._signals.first, stop.killed)
+        return Ending(codes, self._signals.first, stop.killed, self._refused)
 
     def _start(self, spec: JobSpec) -> LocalJob:
         job = LocalJob(spec, self._lines)
@@ -175,10 +192,25 @@ class Supervisor:
         """Cleans up after an island whose output has ended, and reports a failure."""
         job.wait(_EXIT_S)
         job.kill()
-        if job.poll() == 0 or stop.killed:
+        if job.poll() == 0 or stop.killed or self._refused:
             return
         for text in failure_report(job.name, job.poll(), log):
             self._show(text)
+
+    def _is_refused(self, island_id: int, log: IslandLog) -> bool:
+        failure = log.failure()
+        bad_input = failure is not None and failure.exit_code == _BAD_INPUT
+        return bad_input and not self._refused and not self._has_met(island_id)
+
+    def _give_up_waiting(self, alive: Sequence[LocalJob], islands: Sequence[LocalJob]) -> None:
+        """Ends the islands that wait for one that will not come: they have nothing to save."""
+        self._refused = True
+        waiting = [job for job in alive if not self._has_met(islands.index(job))]
+        if waiting:
+            names = ", ".join(job.name for job in waiting)
+            self._show(f"[launch] stopping {names}: the refused island will not come")
+        for job in waiting:
+            job.kill()
 
     def _advance_stop(self, stop: _Stop, alive: Sequence[LocalJob]) -> None:
         if (text := stop.begin(alive)) is not None:

@@ -1,7 +1,8 @@
 """A stand-in for `dilocox train` under torchrun: records plausible figures, or misbehaves as told.
 
-Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `ignores_sigterm`; `crash` (rank 1 of
-island 1 raises); `killed` (the same, by SIGKILL); `orphan` (forever, with a helper process a rank).
+Behaviours: `fine`; `forever` (stops cleanly at SIGTERM); `ignores_sigterm`; `crash` (rank 1 of island 1
+raises); `killed` (the same, by SIGKILL); `refused` (island 1 finds its settings bad, island 0 waits for it);
+`orphan` (forever, with a helper process per rank).
 """
 
 import argparse
@@ -59,6 +60,12 @@ def main():
 
 
 def train(config, recorder, *, args, rank, stop):
+    if args.behaviour == "refused":
+        if args.island_id == 0:
+            time.sleep(1000)
+        print("dilocox: error: inner.lr = 3: a planted fault; correct it", file=sys.stderr)
+        raise SystemExit(2)
+    recorder.event("start", 0, parameters=PARAMETERS)
     if args.behaviour in ("crash", "killed") and (args.island_id, rank) == (1, 1):
         recorder.inner(record(1))
         if args.behaviour == "killed":

@@ -99,6 +99,14 @@ def test_a_run_that_completes(tmp_path):
     assert code == 1 and "run.name = 't'" in output  # ConfigError, which the command line turns into 2
 
 
+def test_a_refused_island_ends_the_wait_of_the_others(tmp_path):
+    with launched(tmp_path, "refused") as run:
+        code, output = run.end()
+    assert code == 2, output
+    assert "a planted fault; correct it" in output
+    assert "stopping island 0: the refused island will not come" in output
+
+
 def test_bad_settings_end_with_2_and_one_line(tmp_path, capsys):
     settings = tmp_path / "settings.yaml"
     settings.write_text(SETTINGS.format(folder=tmp_path))
