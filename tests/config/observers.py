@@ -165,13 +165,13 @@ def synced(config: Config) -> list[object]:
             generator = torch.Generator().manual_seed(100 * number + step % 3)
             direction = torch.randn(tensor.shape[-1], generator=generator)
             tensor.sub_(0.01 * size * (1 + island.number) * direction)
-        island.sync.add_tokens(10 * island.number)
+        island.fragments.add_tokens(10 * island.number)
 
-    on_islands(islands, lambda island: island.sync.join(0))
-    on_islands(islands, lambda island: island.train(0, 40, move))
+    on_islands(islands, lambda island: island.loop.join(0))
+    on_islands(islands, lambda island: island.train(40, move))
     log = islands[0].log
     return [
-        [anchor.tolist() for anchor in islands[0].sync.anchors()],
+        [anchor.tolist() for anchor in islands[0].loop.anchors()],
         [(event[0], event[1]) for event in log.events if event[0] in ("interval", "abstain")],
         [sync.payload_bytes_sent for sync in log.syncs],
     ]

@@ -84,21 +84,21 @@ CASES = {
 def test_the_formula_counts_what_lives(settings, num_islands):
     config = outer_config(sync_interval=4, **settings)
     islands = make_islands(num_islands, config, shapes=SHAPES)
-    on_islands(islands, lambda island: island.sync.join(0))
+    on_islands(islands, lambda island: island.loop.join(0))
 
     def move(island, step):
         for tensor in island.tensors:
             tensor.add_(0.01 * (step + island.number))
 
-    on_islands(islands, lambda island: island.train(0, 8, move))  # momentum buffers are there now
+    on_islands(islands, lambda island: island.train(8, move))  # momentum buffers are there now
     live = watch(islands[0].sync)
 
     def train(island):
         if island.number:
-            island.train(8, 20, move)
+            island.train(20, move)
             return
         with live:
-            island.train(8, 20, move)
+            island.train(20, move)
 
     on_islands(islands, train)
     payload_bytes = max(sync.payload_bytes_sent for sync in islands[0].log.syncs)

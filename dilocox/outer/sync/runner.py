@@ -166,7 +166,7 @@ class SyncRunner:
     def _guard(self, request: SyncRequest) -> tuple[float, str | None]:
         """Norm of the payload over all ranks of the island, and the reason to abstain or None."""
         shards = request.target.shards
-        squares = [float(tensor.double().square().sum()) for tensor in request.payload]
+        squares = [_square(tensor) for tensor in request.payload]
         counted = [s for s, shard in zip(squares, shards, strict=True) if shard.counted]
         bad = [shard.label for s, shard in zip(squares, shards, strict=True) if not math.isfinite(s)]
         square, num_bad = self.control.sum([sum(counted), float(len(bad))])
@@ -189,10 +189,15 @@ class SyncRunner:
         for delta, mean, shard in zip(payload, result.mean, target.shards, strict=True):
             if shard.counted:
                 dot += float(delta.flatten() @ mean.flatten())
-                square += float(mean.double().square().sum())
+                square += _square(mean)
         scale = target.reducer.interval_scale
         dot, square, total, scales = self.control.sum([dot, square, float(bytes_sent), scale or 0.0])
         length = seen.get("norm", 0.0) * math.sqrt(square)
         seen["payload_bytes_sent"] = int(total)
         seen["cosine"] = dot / length if seen["weight"] > 0 and length > 0 else None
         seen["interval_scale"] = None if scale is None else scales / self.control.num_ranks
+
+
+def _square(tensor: Tensor) -> float:
+    """Squared L2 norm, summed in fp64 without a copy in fp64."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
