@@ -2,15 +2,15 @@
 
 One step of power iteration (PowerSGD, arXiv 1905.13727) from the basis of the previous sync:
 
-    pass 1   P = X Q           averaged
-    pass 2   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
+    pass 0   P = X Q           averaged
+    pass 1   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
 
 Both are linear in X, so averaging the factors averages the matrices. The factors pass a block codec like
 any other tensor; orth() is taken of the mean as *decoded*, so it is the same on all islands. Factors are
 kept as rows ([rank, m], [rank, n]): blocks then hold values of one singular direction, of one size.
 
-Vectors, and matrices whose factors would not be smaller, go dense in pass 1. Error feedback keeps
-`x - own`: the reconstruction of the island's own contribution (algorithms.md section 4.2).
+Vectors, and matrices whose factors would not be smaller, go dense in pass 0. Error feedback keeps
+`x - own`: the reconstruction of the island's own contribution (docs/algorithms.md, Local residual).
 """
 
 from __future__ import annotations
