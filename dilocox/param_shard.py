@@ -74,10 +74,14 @@ class ParamShard:
 
     @property
     def label(self) -> str:
-        """Name, plus `[start:stop]` where only a part of the block is held; for messages."""
+        """The name, plus `[start:stop]` where only a part of the block is held.
+
+        In rows for row blocks, in elements for 1-D shards.
+        """
         if not self.block_shape or self.tensor.numel() == prod(self.block_shape):
             return self.name
-        return f"{self.name}[{self.start}:{self.start + self.tensor.numel()}]"
+        start = self.start // prod(self.tensor.shape[1:])
+        return f"{self.name}[{start}:{start + len(self.tensor)}]"
 
 
 @dataclass

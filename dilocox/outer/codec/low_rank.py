@@ -175,22 +175,11 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def build(config: OuterConfig, shards: Sequence[ParamShard]) -> LowRankCompressor:
-    """See `CodecEntry.compressor`."""
-    keys = [_key(shard) for shard in shards]
+    """See `CodecEntry.compressor`. Bases are seeded by the shards' labels, whose form is therefore fixed."""
     return LowRankCompressor(
-        keys,
+        [shard.label for shard in shards],
         rank=config.codec_rank,
         adaptive=config.adaptive_rank,
         # their tensor parallel ranks adapt on their own, and copies must stay equal
-        always_dense=[key for key, shard in zip(keys, shards, strict=True) if shard.replicated],
+        always_dense=[shard.label for shard in shards if shard.replicated],
     )
-
-
-def _key(shard: ParamShard) -> str:
-    """Name, and the rows where only a part of them is held: it seeds the first basis, so it is fixed."""
-    held = shard.tensor.numel()
-    if not shard.block_shape or held == prod(shard.block_shape):
-        return shard.name
-    row = shard.block_shape[-1]
-    first = shard.start // row
-    return f"{shard.name}[{first}:{first + held // row}]"
