@@ -21,42 +21,48 @@ from provenance import provenance
 
 from dilocox.outer.codec.base import Codec
 from dilocox.outer.codec.block_codec import BlockCodec
-from dilocox.outer.codec.build import build_codec
 from dilocox.outer.codec.compiled import CompiledKernels
 from dilocox.outer.codec.formats import build_format
+from dilocox.outer.codec.grid import BlockGrid
 from dilocox.outer.codec.kernels import TwinKernels
+from dilocox.outer.codec.registry import CODECS
 
 LINK_BYTES_PER_S = 10e9 / 8
 BLOCK_SIZE = 64
+ROW = 4096
+"""Values of a row of the tensor: a whole number of blocks."""
+IRREGULAR_ROW = 4090
+"""Not a whole number of blocks."""
 RESULT = Path(__file__).parent / "results" / "codec_throughput.json"
 
 
-def variants() -> dict[str, Codec]:
-    """Every codec as `build_codec` makes it, and int4 and nf4 by the other paths."""
-    result = {name: build_codec(name, BLOCK_SIZE) for name in ("none", "bf16", "int8", "int4", "nf4", "e3m0")}
-    result["int4 stochastic"] = build_codec("int4", BLOCK_SIZE, "stochastic")
+def variants() -> dict[str, tuple[Codec, int]]:
+    """(codec, row) of every codec as it is served, and int4 and nf4 by the other paths."""
+    built = {name: CODECS.get(name).build_codec(BLOCK_SIZE) for name in CODECS.wire_names()}
+    built["int4 stochastic"] = CODECS.get("int4").build_codec(BLOCK_SIZE, "stochastic")
     for name in ("int4", "nf4"):
         form = build_format(name)
-        result[f"{name} plain twin"] = BlockCodec(form, BLOCK_SIZE, None, TwinKernels(form))
-        result[f"{name} torch.compile of the twin"] = BlockCodec(
-            form, BLOCK_SIZE, None, CompiledKernels(form)
-        )
-    return result
+        paths = {"plain twin": TwinKernels(form), "torch.compile of the twin": CompiledKernels(form)}
+        for path, kernels in paths.items():
+            codec = BlockCodec(CODECS.get(name), form, block_size=BLOCK_SIZE, kernels=kernels)
+            built[f"{name} {path}"] = codec
+    irregular = (built["int4"], IRREGULAR_ROW)
+    return {name: (codec, ROW) for name, codec in built.items()} | {"int4 irregular rows": irregular}
 
 
-def jobs(codec: Codec, x: torch.Tensor) -> dict[str, Callable[[], None]]:
+def jobs(codec: Codec, x: torch.Tensor, grid: BlockGrid) -> dict[str, Callable[[], None]]:
     """Encode and decode into buffers that exist."""
-    message = codec.encode([x])
+    message = codec.encode([x], [grid])
     output = torch.empty_like(x)
     return {
-        "encode": lambda: codec.encode_into([x], message),
-        "decode": lambda: codec.decode_into(message, [output]),
+        "encode": lambda: codec.encode_into([x], [grid], message),
+        "decode": lambda: codec.decode_into(message, [grid], [output]),
     }
 
 
 def measure(x: torch.Tensor, repeats: int) -> dict[str, dict[str, float]]:
     """Best seconds by variant and direction."""
-    work = {name: jobs(codec, x) for name, codec in variants().items()}
+    work = {name: jobs(codec, x, BlockGrid(x.numel(), width)) for name, (codec, width) in variants().items()}
     seconds: dict[str, dict[str, float]] = {}
     for name, directions in work.items():
         seconds[name] = {}
@@ -74,14 +80,14 @@ def measure(x: torch.Tensor, repeats: int) -> dict[str, dict[str, float]]:
     return seconds
 
 
-def row(name: str, codec: Codec, seconds: dict[str, float], numel: int) -> dict[str, object]:
+def line_of(name: str, codec: Codec, grid: BlockGrid, seconds: dict[str, float]) -> dict[str, object]:
     """One line of the table."""
-    fp32_bytes = 4 * numel
-    saved = (fp32_bytes - codec.num_bytes([numel])) / LINK_BYTES_PER_S
+    fp32_bytes, num_bytes = 4 * grid.numel, codec.num_bytes([grid])
+    saved = (fp32_bytes - num_bytes) / LINK_BYTES_PER_S
     spent = seconds["encode"] + 2 * seconds["decode"]
     return {
         "codec": name,
-        "bits_per_value": round(8 * codec.num_bytes([numel]) / numel, 3),
+        "bits_per_value": round(8 * num_bytes / grid.numel, 3),
         "encode_gb_per_s": round(fp32_bytes / seconds["encode"] / 1e9, 2),
         "decode_gb_per_s": round(fp32_bytes / seconds["decode"] / 1e9, 2),
         "first_call_s": round(seconds["first encode"] + seconds["first decode"], 3),
@@ -106,7 +112,10 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(int(arguments.values * 2**20)) * 1e-3
     seconds = measure(x, arguments.repeats)
-    rows = [row(name, codec, seconds[name], x.numel()) for name, codec in variants().items()]
+    rows = [
+        line_of(name, codec, BlockGrid(x.numel(), width), seconds[name])
+        for name, (codec, width) in variants().items()
+    ]
     for line in rows:
         print(
             f"{line['codec']:32s} {line['bits_per_value']:7} bits  encode {line['encode_gb_per_s']:6} GB/s  "

@@ -85,12 +85,13 @@ sys.exit(code or ("torch" in sys.modules) or ("megatron" in sys.modules))
 
 
 def test_one_sync_of_two_islands_by_hand():
-    """TP 2, int4 in blocks of 64: half of each matrix, whole norms, a bf16 scale a block, a header."""
+    """TP 2, int4 in blocks of 64: half of each matrix, whole norms, a bf16 scale per block, a header."""
     outer = {"codec": "int4", "num_fragments": 2}
     traffic = small(outer=outer, ranks_per_island=2, tensor_model_parallel_size=2)
     matrices = [192 * 64 // 2, 64 * 64 // 2, 256 * 64 // 2, 64 * 128 // 2]  # qkv, proj, fc1, fc2
     norm = 64 // 2 + 2
-    layer = sum(numel // 2 + 2 * numel // 64 for numel in matrices) + 2 * norm
+    short = 2 * 64 // 2  # each row of proj is 32 values, half a block
+    layer = sum(numel // 2 + 2 * numel // 64 for numel in matrices) + short + 2 * norm
     embedding = 512 * 64 // 2
     with_embedding = HEADER + 2 * layer + embedding // 2 + 2 * embedding // 64
     with_head = HEADER + 2 * layer + norm

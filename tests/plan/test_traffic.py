@@ -14,10 +14,16 @@ from dilocox.plan.traffic import Traffic, uneven_blocks
 CODECS = ["none", "bf16", "int8", "int4", "nf4", "e3m0", "low_rank"]
 
 
-def traffic(*, codec="int4", block_size=16, hidden=64, ffn=128, **parallel):
+def traffic(*, codec="int4", block_size=16, hidden=64, ffn=128, position="rope", **parallel):
     lossless = codec in ("none", "bf16")
     outer = OuterConfig(codec=codec, codec_rank=4, codec_block_size=64 if lossless else block_size)
-    model = ModelConfig(num_layers=2, hidden_size=hidden, ffn_hidden_size=ffn, num_attention_heads=4)
+    model = ModelConfig(
+        num_layers=2,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=4,
+        position_embedding_type=position,
+    )
     return Traffic(resolve(Config(model=model, parallel=ParallelConfig(**parallel), outer=outer)), 512)
 
 
@@ -31,13 +37,16 @@ def shards(parameters, tp):
     return found
 
 
+@pytest.mark.parametrize("position", ["rope", "learned_absolute"])
 @pytest.mark.parametrize("hidden", [64, 40])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("codec", CODECS)
-def test_prediction_equals_the_reducers(codec, tp, hidden):
+def test_prediction_equals_the_reducers(codec, tp, hidden, position):
+    """Learned positions are a replicated matrix, which low_rank sends as it is."""
     plan = traffic(
         codec=codec,
         hidden=hidden,
+        position=position,
         ffn=104,
         num_islands=2,
         ranks_per_island=tp,

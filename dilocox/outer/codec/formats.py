@@ -156,7 +156,7 @@ class NormalFloat4(Format):
 
 
 class E3M0(Format):
-    """Streaming DiLoCo's FP4: sign and 3 exponent bits; 0 and +-2^-6 ... +-1 (algorithms.md section 2)."""
+    """FP4 of Streaming DiLoCo (arXiv 2501.18512): sign and 3 exponent bits; 0 and +-2^-6 ... +-1."""
 
     name = "e3m0"
     bits = 4

@@ -2,15 +2,15 @@
 
 One step of power iteration (PowerSGD, arXiv 1905.13727) from the basis of the previous sync:
 
-    pass 1   P = X Q           averaged
-    pass 2   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
+    pass 0   P = X Q           averaged
+    pass 1   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
 
 Both are linear in X, so averaging the factors averages the matrices. The factors pass a block codec like
 any other tensor; orth() is taken of the mean as *decoded*, so it is the same on all islands. Factors are
 kept as rows ([rank, m], [rank, n]): blocks then hold values of one singular direction, of one size.
 
-Vectors, and matrices whose factors would not be smaller, go dense in pass 1. Error feedback keeps
-`x - own`: the reconstruction of the island's own contribution (algorithms.md section 4.2).
+Vectors, and matrices whose factors would not be smaller, go dense in pass 0. Error feedback keeps
+`x - own`: the reconstruction of the island's own contribution (docs/algorithms.md, Local residual).
 """
 
 from __future__ import annotations
@@ -175,22 +175,11 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def build(config: OuterConfig, shards: Sequence[ParamShard]) -> LowRankCompressor:
-    """See `CodecEntry.compressor`."""
-    keys = [_key(shard) for shard in shards]
+    """See `CodecEntry.compressor`. Bases are seeded by the shards' labels, whose form is therefore fixed."""
     return LowRankCompressor(
-        keys,
+        [shard.label for shard in shards],
         rank=config.codec_rank,
         adaptive=config.adaptive_rank,
         # their tensor parallel ranks adapt on their own, and copies must stay equal
-        always_dense=[key for key, shard in zip(keys, shards, strict=True) if shard.replicated],
+        always_dense=[shard.label for shard in shards if shard.replicated],
     )
-
-
-def _key(shard: ParamShard) -> str:
-    """Name, and the rows where only a part of them is held: it seeds the first basis, so it is fixed."""
-    held = shard.tensor.numel()
-    if not shard.block_shape or held == prod(shard.block_shape):
-        return shard.name
-    row = shard.block_shape[-1]
-    first = shard.start // row
-    return f"{shard.name}[{first}:{first + held // row}]"

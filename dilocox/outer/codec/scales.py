@@ -1,4 +1,4 @@
-"""One bf16 scale a block, rounded up. Level 2.
+"""One bf16 scale per block, rounded up. Level 2.
 
 Why not fp16: late in training pseudo-gradients of 1e-8 are real, and fp16 ends at 6e-8. bf16 has the range
 of fp32, and its eight bits are enough because codes are made with the scale *as stored*: rounding it

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import replace
+
 import pytest
 import torch
 
+from dilocox.config.schema import OuterConfig
 from dilocox.outer.codec.base import CompressorState
 from dilocox.outer.codec.error_feedback import ErrorFeedback
 from dilocox.outer.codec.grid import BlockGrid
-from dilocox.outer.codec.low_rank import LowRankCompressor, orthonormal_rows
+from dilocox.outer.codec.low_rank import LowRankCompressor, build, orthonormal_rows
+from dilocox.param_shard import ParamShard
 from tests.outer.codec.building import build_codec
 from tests.outer.codec.lockstep import average_in_lockstep
 
@@ -151,6 +156,18 @@ def test_without_its_bases_it_keeps_the_rank_and_starts_anew():
     second.load_state_dict(CompressorState(first.state_dict().common))
     assert second.codec_rank == first.codec_rank
     assert second.state_dict().layout_bound == {}
+
+
+def test_bases_are_seeded_by_name_and_rows():
+    """As they always were: another seed would be another run."""
+    m = torch.randn(32, 64)
+    whole = ParamShard.whole("m", m)
+    part = replace(whole, tensor=m[8:], start=8 * 64)
+    for shard, key in ((whole, "m"), (part, "m[8:32]")):
+        compressor = build(OuterConfig(codec="low_rank", codec_rank=4), [shard])
+        first = next(compressor.passes([shard.tensor]))[0]
+        basis = orthonormal_rows(torch.zeros(4, 64), zlib.crc32(key.encode()))
+        assert torch.equal(first, basis @ shard.tensor.T)
 
 
 def test_zero_matrices_and_rank_above_the_data_are_fine():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from typing import get_args
 
 import pytest
@@ -14,8 +15,11 @@ from dilocox.outer.codec import block_codec
 from dilocox.outer.codec.adaptive_rank import WINDOW
 from dilocox.outer.codec.compiled import CompiledKernels
 from dilocox.outer.codec.registry import CODECS
+from dilocox.outer.reduce import fragment_reducer
 from dilocox.outer.reduce.aggregate import AGGREGATORS
+from dilocox.outer.reduce.all_reduce import all_reduce_mean
 from dilocox.outer.reduce.fragment_reducer import FragmentReducer, grid_of
+from dilocox.outer.wan.header import SyncId
 from dilocox.param_shard import ShardState
 from tests.outer.codec.bounds import mean_bound
 from tests.outer.codec.building import WIRE_CODECS
@@ -93,6 +97,23 @@ def test_low_rank_is_near_the_oracle_and_counts_its_bytes(count, feedback, adapt
     scales = {reducer.interval_scale for reducer in islands.reducers}
     assert len(scales) == 1
     assert (scales.pop() < 1) == adaptive  # a mean of rank 3 in bases of rank 8
+
+
+def test_every_pass_has_its_own_number_and_seed(monkeypatch):
+    """The seed's text is fixed: a sync that is started again must send the same bits."""
+    seeds, numbers = [], []
+
+    def reduced(*args, sync, **others):
+        numbers.append(sync)
+        return all_reduce_mean(*args, sync=sync, **others)
+
+    monkeypatch.setattr(fragment_reducer, "all_reduce_mean", reduced)
+    monkeypatch.setattr(block_codec.BlockCodec, "reseed", lambda self, seed: seeds.append(seed))
+    islands = Islands(1, outer(codec="low_rank", codec_rank=4), whole_shards(SHAPES))
+    islands.sync(random_deltas(1, SHAPES), step=7)
+    assert numbers == [SyncId("run", 0, 7, pass_index) for pass_index in (0, 1)]
+    texts = [b"run 0 0 7 0", b"run 0 0 7 1"]
+    assert seeds == [seed for text in texts for seed in (zlib.crc32(text), zlib.crc32(text, 1))]
 
 
 def test_low_rank_keeps_no_gather_residual():

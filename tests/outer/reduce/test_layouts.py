@@ -17,7 +17,7 @@ BLOCK = 16
 SHAPES = {
     "fc1": (2, 12, 64),  # SwiGLU: gate and value
     "fc2": (20, 96),
-    "qkv": (24, 40),  # rows that are no multiple of the block
+    "qkv": (20, 44),  # rows that are no multiple of the block
     "proj": (24, 32),
     "bias": (36,),
     "norm": (52,),
