@@ -23,7 +23,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-# Nothing here may start a thread when it is imported: a fork would lose it.
+# Nothing here may start a thread when it is imported: a fork would lose it. Level 2's own modules are not
+# here: a test trains with their imports blocked.
 PRELOAD = [
     "torch",
     "torch.distributed",
@@ -34,10 +35,10 @@ PRELOAD = [
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
     "megatron.core.dist_checkpointing",
-    "torchft",
+    "torchft.manager",
+    "torchft.process_group",
+    "torchft.checkpointing.pg_transport",
     "dilocox.train",
-    "dilocox.inner.generate",
-    "dilocox.outer.wan.membership",
     "sentencepiece",
     "pytest",
     "hypothesis",

@@ -102,7 +102,9 @@ def machine() -> dict[str, str]:
 def differences(kept: dict) -> list[str]:
     """What is different here from where rows were recorded; empty if bits must be equal."""
     return [
-        f"{key} is {here}, recorded on {kept[key]}" for key, here in machine().items() if kept[key] != here
+        f"{key} is {here}, recorded on {there}"
+        for key, here in machine().items()
+        if (there := kept.get(key, "an unknown one")) != here
     ]
 
 
