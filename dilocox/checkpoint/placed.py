@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 Contents = Mapping[str, TensorStorageMetadata]
 
 _PADDED = (EMBEDDING, TIED_OUTPUT)
-_WEIGHTS = ("anchor", "reference")
+_WEIGHTS = ("anchor", "mode.reference")
 """Kinds of level 2 that are weights: padding rows that a checkpoint does not hold stay as they are."""
 
 

@@ -13,7 +13,7 @@ from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.wan.header import SyncId
 from dilocox.outer.wan.loopback import LoopbackHub
 from dilocox.param_shard import ParamShard
-from tests.outer.wan.islands import hello, run_islands
+from tests.outer.wan.islands import member_of, run_islands
 
 
 def outer(**settings) -> OuterConfig:
@@ -56,7 +56,7 @@ class Islands:
 
         def work(island: int) -> tuple[MeanResult, int]:
             weight, reducer = weights[list(members).index(island)], self.reducers[island]
-            transport = hub.wan(island).open_session(hello(island, weight=weight)).transport
+            transport = hub.wan(island).open_session(member_of(island, weight=weight)).transport
             sent = reducer.compensate(deltas[island])
             result = reducer.reduce(sent, transport, sync=SyncId("run", 0, step), inner_step=step)
             if commit:

@@ -16,7 +16,7 @@ from dilocox.outer.wan.header import SyncId
 from dilocox.outer.wan.loopback import LoopbackHub
 from tests.outer.codec.bounds import mean_bound
 from tests.outer.codec.building import WIRE_CODECS, build_codec, flat_grids, rows
-from tests.outer.wan.islands import hello, run_islands
+from tests.outer.wan.islands import member_of, run_islands
 
 SIZES = [1, 2, 3, 5, 63, 64, 65, 4095, 4097]
 SYNC = SyncId("run", fragment=1, outer_step=2)
@@ -30,7 +30,7 @@ def all_reduce(inputs, codec="none", *, gather=None, weights=None, spoil=None):
     def work(island):
         weight = 1.0 if weights is None else weights[island]
         wan = hub.wan(island)
-        transport = wan.open_session(hello(island, weight=weight)).transport
+        transport = wan.open_session(member_of(island, weight=weight)).transport
         if spoil is not None:
             spoil(island, transport)
         try:

@@ -13,7 +13,7 @@ from dilocox.outer.reduce.gather_feedback import GatherErrorFeedback
 from dilocox.outer.wan.header import SyncId
 from dilocox.outer.wan.loopback import LoopbackHub
 from tests.outer.codec.building import build_codec, rows
-from tests.outer.wan.islands import hello, run_islands
+from tests.outer.wan.islands import member_of, run_islands
 
 SIZES = [1, 65, 4095, 300]
 CONSTANT = {k: [list(range(k))] * 20 for k in (1, 2, 3, 5)}
@@ -53,7 +53,7 @@ class Islands:
             hub.join(island)
 
         def work(island):
-            session = hub.wan(island).open_session(hello(island, weight=weights[members.index(island)]))
+            session = hub.wan(island).open_session(member_of(island, weight=weights[members.index(island)]))
             sent = self.feedback[island].compensate(deltas[island])
             result = all_reduce_mean(
                 sent,
