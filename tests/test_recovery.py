@@ -25,7 +25,7 @@ LAST_SYNCS = 3
 
 
 def train_with_fault(island, rank, path, overrides, fault, step_s):
-    """Trains one rank; `fault(wan, session)` is called once, in the faulty island's third session after join."""
+    """Trains one rank; `fault` has what happens to the faulty island, by the number of its sync."""
     from dilocox.inner.step import Inner
     from dilocox.outer.wan.membership import TorchftWan
 

@@ -176,8 +176,11 @@ class FragmentReducer:
         Memory: one fp32 copy of the fragment once three islands or more have synced with error feedback.
         """
         compressor = self._compressor.state_dict()
+        # The adaptive rank follows the shards of this rank, so the ranks of an island may differ in it.
+        # `common` is what rank 0 has, and what another layout starts from.
         state = ShardState(
-            common={"compressor": compressor.common}, layout_bound={"compressor": compressor.layout_bound}
+            common={"compressor": compressor.common},
+            layout_bound={"compressor": compressor.layout_bound, "compressor_plain": compressor.common},
         )
         if self._feedback is not None:
             state.tensors["residual"] = self._feedback.state_dict()
@@ -204,9 +207,8 @@ class FragmentReducer:
             check_fits(totals, self._names, self._like)
         if totals and self._gather_feedback is None:
             raise CheckpointError("a gather residual is saved, but these settings keep none")
-        self._compressor.load_state_dict(
-            CompressorState(state.common["compressor"], state.layout_bound.get("compressor", {}))
-        )
+        plain = state.layout_bound.get("compressor_plain", state.common["compressor"])
+        self._compressor.load_state_dict(CompressorState(plain, state.layout_bound.get("compressor", {})))
         if self._feedback is not None:
             self._feedback.load_state_dict(state.tensors["residual"])
         if self._gather_feedback is None:

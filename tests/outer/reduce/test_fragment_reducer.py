@@ -175,6 +175,18 @@ def test_common_state_is_plain_and_layout_bound_state_alone_is_not_needed():
     second.sync(low_rank_deltas(2, 7), step=7)
 
 
+def test_a_rank_keeps_its_own_adaptive_rank_though_common_state_is_that_of_rank_0():
+    config = outer(codec="low_rank", codec_rank=4, adaptive_rank=True)
+    first, other = Islands(2, config, whole_shards(SHAPES)), Islands(2, config, whole_shards(SHAPES))
+    for step in range(6):
+        first.sync(low_rank_deltas(2, step), step=step)
+    state = first.reducers[0].state_dict()
+    state.common = other.reducers[0].state_dict().common  # what a checkpoint keeps: rank 0's
+    new = FragmentReducer(config, whole_shards(SHAPES), island=0)
+    new.load_state_dict(state)
+    assert new.interval_scale == first.reducers[0].interval_scale != 1
+
+
 def test_another_islands_state_clears_the_residuals():
     config = outer(codec="low_rank", codec_rank=4, error_feedback=True)
     islands = Islands(2, config, whole_shards(SHAPES))
