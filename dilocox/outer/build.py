@@ -11,7 +11,7 @@ from torch import Tensor
 from dilocox.config.load import fingerprint
 from dilocox.config.schema import Config
 from dilocox.outer.control_group import ControlGroup, GlooControlGroup
-from dilocox.outer.data_parallel import GradientSyncs, WanDataParallel
+from dilocox.outer.data_parallel import Gradients, WanDataParallel
 from dilocox.outer.diloco import DilocoLoop
 from dilocox.outer.fragment_set import FragmentSet
 from dilocox.outer.fragments import Sized, assign, group
@@ -80,10 +80,10 @@ def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
 
     loop: DilocoLoop | WanDataParallel
     if config.outer.method == "data_parallel":
-        gradients = GradientSyncs(parts.gradient_buffers)
+        gradients = Gradients(parts.gradient_buffers, island=parts.island_id)
         loop = WanDataParallel(
             config.outer,
-            runner(gradients, ()),
+            runner(gradients, [gradients]),
             gradients=gradients,
             rules=rules,
             identity=identity,

@@ -21,6 +21,7 @@ from dilocox.outer.reduce.fragment_reducer import FragmentReducer
 from dilocox.outer.reporter import Reporter
 from dilocox.outer.sync.join import Joiner, JoinRules
 from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncStats
+from dilocox.outer.sync.roles import Role
 from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.sync.thread import SyncThread
 from dilocox.outer.wan.base import Member
@@ -28,33 +29,40 @@ from dilocox.param_shard import ParamShard, ShardState
 from dilocox.position import Position
 
 
-class GradientSyncs:
-    """What data parallel islands average, and how often they have: all that they share.
+class Gradients:
+    """What data parallel islands average, and how often they have; a `SyncTarget` and a `StateSource`.
 
     Args:
         buffers: gives the fp32 gradients of this rank.
+        island: id of this island.
+
+    Attributes:
+        num_syncs: averaged steps.
+        shards: the gradients of the step that is being taken.
     """
 
-    def __init__(self, buffers: Callable[[], Sequence[Tensor]]) -> None:
+    def __init__(self, buffers: Callable[[], Sequence[Tensor]], *, island: int) -> None:
         self.buffers = buffers
         self.num_syncs = 0
+        self.shards = self.measure()
+        self.reducer = FragmentReducer.exact(self.shards, island=island)
 
     @property
     def num_contributions(self) -> int:
         """What membership compares: an island that is behind cannot continue."""
         return self.num_syncs
 
+    def measure(self) -> list[ParamShard]:
+        """Takes the gradients as they are now. Memory: one fp32 copy where they are not fp32."""
+        self.shards = [
+            ParamShard.whole(f"gradients[{i}]", buffer.detach().float())
+            for i, buffer in enumerate(self.buffers())
+        ]
+        return self.shards
+
     def shared_state(self) -> dict[str, Any]:
-        """An island that joins later cannot continue from it: weights are not handed over."""
+        """Nothing: weights are not handed over, so an island that joins later cannot continue."""
         return {"fragments": []}
-
-
-class _Gradients:
-    """The gradients of one step as what a sync averages."""
-
-    def __init__(self, gradients: Sequence[Tensor], reducer: FragmentReducer | None, island: int) -> None:
-        self.shards = [ParamShard.whole(f"gradients[{i}]", g) for i, g in enumerate(gradients)]
-        self.reducer = reducer or FragmentReducer.exact(self.shards, island=island)
 
 
 class WanDataParallel(NoOuterLoop):
@@ -73,7 +81,7 @@ class WanDataParallel(NoOuterLoop):
         config: OuterConfig,
         runner: SyncRunner,
         *,
-        gradients: GradientSyncs,
+        gradients: Gradients,
         rules: JoinRules,
         identity: Member,
         report: Reporter,
@@ -86,7 +94,6 @@ class WanDataParallel(NoOuterLoop):
         self._report = report
         self._num_tokens = 1
         self._thread = SyncThread(torch.device("cpu"))
-        self._reducer: FragmentReducer | None = None
         self.reduce_gradients = self._reduce
 
     @property
@@ -111,12 +118,14 @@ class WanDataParallel(NoOuterLoop):
             waiting=partial(self._report.event, "waiting", inner_step),
         )
         offer = self._thread.result(self._thread.submit(joiner.join))
+        if offer.session is not None and offer.roles is not None:
+            # The others are in the collective of a step and need every member of the session in it.
+            observe = partial(self._runner.observe, offer.session, offer.roles, self._identity.island)
+            self._thread.result(self._thread.submit(observe))
         if offer.inner_step != inner_step or offer.session is not None or state.is_received:
-            if offer.session is not None:
-                self._thread.result(self._thread.submit(partial(offer.session.commit, False)))
             raise WanError(
                 f"data_parallel islands must start at the same inner step: this one is at {inner_step}, the "
-                f"run is at {offer.inner_step} already, and an island cannot join it later"
+                f"run is at {offer.inner_step} already; an island cannot join it later"
             )
         self._report.event("join", inner_step, islands=offer.num_islands)
         return inner_step
@@ -126,9 +135,8 @@ class WanDataParallel(NoOuterLoop):
         self._runner.state.step_done()
 
     def predicted_bytes(self) -> int:
-        if self._reducer is None:
-            return 0
-        per_step = self._reducer.predicted_bytes(self._rules.num_islands, self._identity.island)
+        reducer = self._gradients.reducer
+        per_step = reducer.predicted_bytes(self._rules.num_islands, self._identity.island)
         return self.num_outer_steps * per_step
 
     def state_dict(self) -> ShardState:
@@ -150,12 +158,6 @@ class WanDataParallel(NoOuterLoop):
         Raises:
             WanError: the sync failed.
         """
-        target = _Gradients(
-            [buffer.detach().float() for buffer in self._gradients.buffers()],
-            self._reducer,
-            self._identity.island,
-        )
-        self._reducer = target.reducer
         inner_step = self.position.inner_step
         member = replace(
             self._identity,
@@ -163,12 +165,13 @@ class WanDataParallel(NoOuterLoop):
             outer_step=self.num_outer_steps + 1,
             weight=float(self._num_tokens) if self._by_tokens else 1.0,
         )
-        payload = [shard.tensor for shard in target.shards]
-        request = SyncRequest(member, payload, target, abstain_reason=lambda norm: None)
+        payload = [shard.tensor for shard in self._gradients.measure()]
+        request = SyncRequest(member, payload, self._gradients, abstain_reason=lambda norm: None)
         self._runner.state.launch(inner_step)
         result = self._thread.result(self._thread.submit(partial(self._runner.run, request)))
-        if result.mean is None:
-            raise WanError(f"gradients of inner step {inner_step + 1}: {result.error}")
+        if result.mean is None or result.role is not Role.CONTRIBUTE:
+            reason = result.error or "the other islands have averaged this step without this one"
+            raise WanError(f"gradients of inner step {inner_step + 1}: {reason}")
         for buffer, mean in zip(self._gradients.buffers(), result.mean.mean, strict=True):
             buffer.copy_(mean)
         self._gradients.num_syncs += 1

@@ -35,8 +35,7 @@ class SyncRunner:
         wan: opens sessions.
         control: this island's ranks, over a group that only the sync thread uses.
         state: owner of position and shared state; receives what other islands hand over.
-        targets: by fragment, for syncs in which this island takes the result only; empty where every
-            island must contribute.
+        targets: by fragment, for syncs in which this island takes the result only.
         stopping: True once this rank was told to stop; no session is opened then.
     """
 
@@ -46,7 +45,7 @@ class SyncRunner:
         control: ControlGroup,
         state: SharedState,
         *,
-        targets: Sequence[SyncTarget] = (),
+        targets: Sequence[SyncTarget],
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.wan = wan
@@ -150,13 +149,9 @@ class SyncRunner:
         if role is Role.CONTRIBUTE and request is not None:
             return request.target, request.payload
         fragment = roles.leader.fragment
-        if fragment >= len(self._targets):
-            raise WanError(
-                f"the run is at outer step {roles.leader.outer_step} already; an island cannot join it later"
-            )
         target = self._targets[fragment]
         received = self.state.received
-        if received is not None:
+        if received is not None and received["fragments"]:
             # The passes of low_rank need the bases of the others. The training thread loads the rest of the
             # received state, and leaves this reducer alone: by then it has learned from this sync.
             target.reducer.load_shared_state(received["fragments"][fragment]["reducer"])
