@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 Contents = Mapping[str, TensorStorageMetadata]
 
 _PADDED = (EMBEDDING, TIED_OUTPUT)
-_WEIGHTS = ("anchor", "mode.reference")
+_WEIGHTS = ("anchor", "mode_reference")
 """Kinds of level 2 that are weights: padding rows that a checkpoint does not hold stay as they are."""
 
 
@@ -99,6 +99,8 @@ def entries_to_load(
 def place(shards: Iterable[ParamShard], state: ShardState) -> dict[str, list[ParamShard]]:
     """The tensors of level 2 with their places, by kind: those kinds and shards that there are."""
     by_name = {shard.name: shard for shard in shards}
+    if dotted := [kind for kind in state.tensors if "." in kind]:
+        raise AssertionError(f"a kind ends at the first dot of its key, so {dotted} could not be read back")
     return {
         kind: [replace(by_name[name], tensor=tensor) for name, tensor in tensors.items()]
         for kind, tensors in state.tensors.items()

@@ -196,8 +196,20 @@ class DilocoLoop:
         return self.fragments.state_dict(self._pending)
 
     def load_state_dict(self, state: ShardState) -> None:
-        """Continues from a `state_dict` of a rank with the same shards; before `join`."""
+        """Continues from a `state_dict` of any layout; before `join`. Collective: all ranks of the island."""
         self._pending = self.fragments.load_state_dict(state)
+        # One rank may find its fragment as it was while another stage does not: all of them decide alike.
+        if self._runner.control.sum([float(not self.fragments.holds(state))])[0]:
+            assert self._pending is not None
+            self.fragments.measure_again(state)
+            self._report.event(
+                "discard",
+                self._pending.inner_step,
+                fragment=self._pending.event.fragment,
+                reason="it was in flight when the checkpoint was written, under other pipeline stages, which "
+                "have other fragments; its progress is in the next sync",
+            )
+            self._pending = None
 
     # -- internals -------------------------------------------------------------------------------
 

@@ -148,12 +148,12 @@ class Fragment:
     def state_dict(self) -> ShardState:
         """Everything of this fragment on this rank. Not copies.
 
-        Kinds of tensors: `anchor`, `optimizer.*`, `mode.*`, and those of the reducer.
+        Kinds of tensors: `anchor`, `optimizer_*`, `mode_*`, and those of the reducer.
         """
         kinds = {
             "anchor": self.anchor,
-            **_prefixed("optimizer.", self._optimizer.tensors()),
-            **_prefixed("mode.", self.mode.tensors()),
+            **_prefixed("optimizer_", self._optimizer.tensors()),
+            **_prefixed("mode_", self.mode.tensors()),
         }
         reducer = self.reducer.state_dict()
         return ShardState(
@@ -181,12 +181,19 @@ class Fragment:
         if not self.shards:
             return
         self._store.set(self.in_order(tensors["anchor"]))
-        self._optimizer.load(self._with_prefix("optimizer.", tensors), common["optimizer"])
-        self.mode.load(self._with_prefix("mode.", tensors), common["mode"])
+        self._optimizer.load(self._with_prefix("optimizer_", tensors), common["optimizer"])
+        self.mode.load(self._with_prefix("mode_", tensors), common["mode"])
 
     def in_order(self, by_name: Mapping[str, Tensor]) -> list[Tensor]:
-        """Tensors of this fragment in the order of its shards."""
-        return [by_name[shard.name] for shard in self.shards]
+        """Tensors of this fragment in the order of its shards; zeros for those that are not there.
+
+        Only a checkpoint of another number of pipeline stages lacks some: its fragments were others, and one
+        of them may not have had a sync yet. Zero is what a momentum or a difference starts from.
+        """
+        return [
+            by_name[shard.name] if shard.name in by_name else shard.tensor.new_zeros(shard.tensor.shape)
+            for shard in self.shards
+        ]
 
     def _by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         names = [shard.name for shard in self.shards]

@@ -157,14 +157,14 @@ class FragmentSet:
                 "num_tokens": pending.num_tokens,
             }
             names = [shard.name for shard in self.all[pending.event.fragment].shards]
-            tensors["pending.deltas"] = dict(zip(names, pending.deltas, strict=True))
+            tensors["pending_deltas"] = dict(zip(names, pending.deltas, strict=True))
             if pending.payload is not pending.deltas:
-                tensors["pending.payload"] = dict(zip(names, pending.payload, strict=True))
+                tensors["pending_payload"] = dict(zip(names, pending.payload, strict=True))
         bound = {"fragments": [state.layout_bound for state in states]}
         return ShardState(tensors=tensors, common=common, layout_bound=bound)
 
     def load_state_dict(self, state: ShardState) -> PendingSync | None:
-        """Continues from a `state_dict` of a rank with the same shards; returns what was in flight."""
+        """Continues from a `state_dict` of any layout; returns what was in flight, see `holds`."""
         common = state.common
         bound = state.layout_bound.get("fragments", [{}] * len(self.all))
         for fragment, saved, layout_bound in zip(self.all, common["fragments"], bound, strict=True):
@@ -175,8 +175,8 @@ class FragmentSet:
         if saved is None:
             return None
         fragment = self.all[saved["fragment"]]
-        deltas = fragment.in_order(state.tensors.get("pending.deltas", {}))
-        payload = state.tensors.get("pending.payload")
+        deltas = fragment.in_order(state.tensors.get("pending_deltas", {}))
+        payload = state.tensors.get("pending_payload")
         return PendingSync(
             Event(EventKind.START, saved["fragment"], saved["outer_step"]),
             saved["inner_step"],
@@ -184,6 +184,25 @@ class FragmentSet:
             saved["num_tokens"],
             deltas if payload is None else fragment.in_order(payload),
         )
+
+    def holds(self, state: ShardState) -> bool:
+        """Whether the sync in flight of a `state_dict` is one of a fragment as this rank has it.
+
+        Fragments take layers of every pipeline stage, so they are others with another number of stages.
+        """
+        pending = state.common["pending"]
+        if pending is None:
+            return True
+        names = {shard.name for shard in self.all[pending["fragment"]].shards}
+        return names == state.tensors.get("pending_deltas", {}).keys()
+
+    def measure_again(self, state: ShardState) -> None:
+        """The sync in flight of a `state_dict` is not sent: its progress is in the next measurements."""
+        deltas = state.tensors.get("pending_deltas", {})
+        for fragment in self.all:
+            own = fragment.number == state.common["pending"]["fragment"]
+            num_tokens = state.common["pending"]["num_tokens"] if own else 0
+            fragment.discard(fragment.in_order(deltas), None, share=1.0, num_tokens=num_tokens)
 
     def _phases(self) -> list[list[int]]:
         return [[p.begin, p.first_launch, p.sync_interval] for p in self.schedule.phases]
