@@ -30,6 +30,9 @@ LAYOUT_LEAVES = (
 )
 """Settings that say how an island computes, not what: a checkpoint may be loaded with others."""
 
+FREE_LEAVES = frozenset({"run.name", *LAYOUT_LEAVES})
+"""What may differ beside the leaves that are local to an island: `checkpoint.load` may name another run."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -103,5 +106,5 @@ def _differences(saved: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
         before = saved.get(section, {})
         for leaf in sorted(leaves.keys() | before.keys()):
             name = f"{section}.{leaf}"
-            if leaf not in local and name not in LAYOUT_LEAVES and leaves.get(leaf) != before.get(leaf):
+            if leaf not in local and name not in FREE_LEAVES and leaves.get(leaf) != before.get(leaf):
                 yield f"{name} is {before.get(leaf)!r} there, {leaves.get(leaf)!r} here"

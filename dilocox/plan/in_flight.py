@@ -25,7 +25,7 @@ def in_flight_bytes(
 
     * the exchange: encoded messages, own and received, values that are being decoded, and what the codec
       works on;
-    * the figures of the sync: one tensor at a time twice in fp64, as values and as squares;
+    * the figures of the sync: one tensor at a time, in fp64 at most;
     * with `eager`, the gradient that is put together when the sync is applied.
 
     Where a sync is applied at the next launch, the next pseudo-gradient has been measured by then.
@@ -49,7 +49,7 @@ def in_flight_bytes(
         exchange += 2 * fragment // num_islands
         if outer.codec not in ("none", "bf16"):
             exchange += _SCRATCH * min(max(numels, default=0), _CHUNK_VALUES)
-    figures = 4 * largest
+    figures = 2 * largest
     gradient = fragment if outer.delay_mode == "eager" else 0
     fresh = fragment if outer.delay_mode in ("delayed_keep", "delayed_reset", "eager") else 0
     return held * fragment + max(exchange, figures, gradient) + fresh

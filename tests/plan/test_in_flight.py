@@ -14,8 +14,8 @@ from dilocox.outer.sync.thread import SyncThread
 from dilocox.plan.in_flight import in_flight_bytes
 from tests.outer.islands import make_islands, on_islands, outer_config
 
-SHAPES = [(96, 96), (64, 96), (96, 64), (96,)]
-NUMELS = [96 * 96, 64 * 96, 96 * 64, 96]
+SHAPES = [(144, 64), (48, 128), (96, 64), (64,)]  # rows of whole blocks, as in every real model
+NUMELS = [144 * 64, 48 * 128, 96 * 64, 64]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -91,7 +91,7 @@ def test_the_formula_counts_what_lives(settings, num_islands):
             tensor.add_(0.01 * (step + island.number))
 
     on_islands(islands, lambda island: island.train(8, move))  # momentum buffers are there now
-    live = watch(islands[0].sync)
+    live = watch(islands[0].loop)
 
     def train(island):
         if island.number:
