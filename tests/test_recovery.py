@@ -77,7 +77,6 @@ FAULTS = {
 MODES = {
     "blocking": {"sync_interval": 5},
     "streaming": {"sync_interval": 10, "num_fragments": 2, "overlap_delay": 2, "codec": "int4"},
-    "delayed_keep": {"sync_interval": 5, "overlap_delay": 5, "delay_mode": "delayed_keep"},
 }
 
 

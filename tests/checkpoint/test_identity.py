@@ -32,7 +32,7 @@ def test_every_setting_is_compared_unless_it_is_local_or_says_how_an_island_comp
     own, saved["settings"][section][leaf] = saved["settings"][section][leaf], "another value"
     write(tmp_path, saved)
     local = LOCAL_LEAVES.get(section, frozenset())
-    if local is None or leaf in local or f"{section}.{leaf}" in identity.LAYOUT_LEAVES:
+    if local is None or leaf in local or f"{section}.{leaf}" in identity.FREE_LEAVES:
         identity.read_identity(tmp_path, CONFIG, 61)
         return
     with pytest.raises(CheckpointError) as caught:
@@ -41,7 +41,7 @@ def test_every_setting_is_compared_unless_it_is_local_or_says_how_an_island_comp
 
 
 def test_what_says_how_an_island_computes_is_there():
-    assert {f"{section}.{leaf}" for section, leaf in LEAVES}.issuperset(identity.LAYOUT_LEAVES)
+    assert {f"{section}.{leaf}" for section, leaf in LEAVES}.issuperset(identity.FREE_LEAVES)
 
 
 def test_the_layout_may_differ(folder):

@@ -99,6 +99,7 @@ def test_a_run_that_completes(tmp_path):
     assert code == 1 and "run.name = 't'" in output  # ConfigError, which the command line turns into 2
 
 
+@pytest.mark.heavy
 def test_a_refused_island_ends_the_wait_of_the_others(tmp_path):
     with launched(tmp_path, "refused") as run:
         code, output = run.end()
@@ -121,6 +122,7 @@ def test_bad_settings_end_with_2_and_one_line(tmp_path, capsys):
         cli.main(["launch", str(settings), "--resume", "--overwrite"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_with_a_checkpoint_and_the_run_goes_on_from_it(tmp_path, number, code):
     with launched(tmp_path, "forever") as run:
@@ -136,6 +138,7 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_goes_on_from_it(tmp_path, 
     assert any(record.get("event") == "checkpoint" for record in steps)
 
 
+@pytest.mark.heavy
 def test_a_second_signal_stops_ranks_that_do_not_listen(tmp_path):
     with launched(tmp_path, "ignores_sigterm") as run:
         run.wait_for_steps()
@@ -147,6 +150,7 @@ def test_a_second_signal_stops_ranks_that_do_not_listen(tmp_path):
     assert code == 130 and "by force" in output
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "behaviour, reason", [("crash", "RuntimeError: a planted fault"), ("killed", "killed by SIGKILL")]
 )
@@ -161,6 +165,7 @@ def test_an_island_that_dies_is_reported_and_the_other_finishes(tmp_path, behavi
     assert summary["islands"][0]["status"] == "completed"
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_nothing_outlives_a_killed_launcher(tmp_path):
     with launched(tmp_path, "forever") as run:
@@ -172,6 +177,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path):
             time.sleep(0.1)
 
 
+@pytest.mark.heavy
 def test_a_killed_torchrun_takes_its_ranks_and_their_helpers_along(tmp_path):
     with launched(tmp_path, "orphan") as run:
         run.wait_for_steps()

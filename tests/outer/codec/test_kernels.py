@@ -86,6 +86,7 @@ def test_what_is_served_is_what_is_compared_with_the_twin():
         assert type(serve_kernels(build_format("int4"), "cuda")) is TritonInt4Kernels
 
 
+@pytest.mark.heavy  # minutes of a C++ compiler on a busy machine
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_equals_twin_with_one_kernel_each_way_for_all_sizes(name):
     if not has_compiler():
