@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dilocox.config.schema import DataConfig
 from dilocox.errors import ConfigError
 
 _SPACE_MARK = "\u2581"
@@ -88,11 +87,6 @@ class TokenizerSpec:
         if not path.is_file():
             raise ConfigError("data.tokenizer_model", self.tokenizer_model, "no such file; check the path")
         return path
-
-
-def build_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that the `data` section names (see `TokenizerSpec.build`)."""
-    return TokenizerSpec(config.tokenizer_type, config.tokenizer_model, config.vocab_size).build()
 
 
 class NullTokenizer:

@@ -54,15 +54,6 @@ class Throughput:
         running = 0.0 if self._started_at is None else self._clock() - self._started_at
         return self._wall_s + running
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.tokens / self.wall_s if self.wall_s > 0 else None
-
-    @property
-    def compute_utilisation(self) -> float | None:
-        """Inner compute seconds / wall seconds; None before the first second."""
-        return self.compute_s / self.wall_s if self.wall_s > 0 else None
-
     def state_dict(self) -> dict[str, float]:
         return {
             "wall_s": self.wall_s,

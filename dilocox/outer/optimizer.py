@@ -1,7 +1,7 @@
 """Outer optimizers: `torch.optim` on the anchors of one fragment, with the mean pseudo-gradient as gradient.
 
 DiLoCo's outer step (2311.08105, algorithm 1) is SGD with Nesterov momentum: b = mu * b + d and
-theta = theta - eta * (d + mu * b); docs/algorithms.md, section "Outer step". Level 2.
+theta = theta - lr * (d + mu * b); docs/algorithms.md#outer-step. Level 2.
 """
 
 from __future__ import annotations

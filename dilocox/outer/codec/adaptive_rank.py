@@ -1,9 +1,9 @@
 """DiLoCoX's adaptive rank and interval: follow the effective rank of the mean. Level 2.
 
-arXiv 2506.21263 leaves the definition of the effective rank open. Here it is the
-number of singular values that hold `ENERGY` of the squared norm of what was decoded. Unlike the entropy
-rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in every sync.
-Everything is computed from averaged factors, so all islands come to the same rank.
+arXiv 2506.21263 leaves the definition of the effective rank open. Here it is the number of singular values
+that hold `ENERGY` of the squared norm of what was decoded (docs/algorithms.md#adaptive-rank-and-interval).
+Unlike the entropy rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in
+every sync. Everything is computed from averaged factors, so all islands come to the same rank.
 """
 
 from __future__ import annotations

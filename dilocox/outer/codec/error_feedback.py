@@ -1,7 +1,7 @@
 """Local error feedback: what this rank's own message lost goes into its next one. Level 2.
 
 The residual remembers the island's *own* reconstruction, never the mean: `x - mean` would also store the
-islands' disagreement, which random-walks and ruins the scales (docs/algorithms.md).
+islands' disagreement, which is a random walk and ruins the scales (docs/algorithms.md#local-residual).
 """
 
 from __future__ import annotations

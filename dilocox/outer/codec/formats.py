@@ -156,7 +156,10 @@ class NormalFloat4(Format):
 
 
 class E3M0(Format):
-    """FP4 of Streaming DiLoCo (arXiv 2501.18512): sign and 3 exponent bits; 0 and +-2^-6 ... +-1."""
+    """FP4 of Streaming DiLoCo (arXiv 2501.18512): sign and 3 exponent bits; 0 and +-2^-6 ... +-1.
+
+    The paper publishes neither scale nor rounding; docs/algorithms.md#e3m0 has those chosen here.
+    """
 
     name = "e3m0"
     bits = 4

@@ -10,7 +10,7 @@ any other tensor; orth() is taken of the mean as *decoded*, so it is the same on
 kept as rows ([rank, m], [rank, n]): blocks then hold values of one singular direction, of one size.
 
 Vectors, and matrices whose factors would not be smaller, go dense in pass 0. Error feedback keeps
-`x - own`: the reconstruction of the island's own contribution (docs/algorithms.md, Local residual).
+`x - own`: what the reconstruction of the island's own contribution lost (docs/algorithms.md#local-residual).
 """
 
 from __future__ import annotations

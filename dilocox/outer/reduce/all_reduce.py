@@ -1,9 +1,9 @@
 """The average over the islands: two shots, quantised, in fixed order. Level 2.
 
-Three islands and more: every island encodes each part of the fragment for the part's owner, all-to-all, the
-owner decodes and aggregates in fp32 in island order, encodes again, all-gather. Two islands swap whole
-messages: the same bytes, one quantisation. One island: its values are the mean, nothing is sent and nothing
-is quantised.
+Three islands and more (docs/algorithms.md#two-shots): every island encodes each part of the fragment for the
+part's owner, all-to-all; the owner decodes, aggregates in fp32 in island order and encodes again, all-gather.
+Two islands swap whole messages: the same bytes, one quantisation. One island: its values are the mean;
+nothing is sent and nothing is quantised.
 
 Every island, the owner included, uses what the others decode, so the mean has equal bits on all of them.
 """

@@ -2,7 +2,7 @@
 
 The owner of a part adds it to the same part of the next sync. It belongs to one partition of the fragment:
 when the members change it is stale, and the owner forwards it through its own message instead, scaled so
-that the mean gains exactly what the residual held.
+that the mean gains exactly what the residual held (docs/algorithms.md#gather-residual).
 """
 
 from __future__ import annotations
