@@ -59,7 +59,7 @@ def advance_reference(reference: Tensors, local: Tensors) -> None:
 def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending: Sequence[Tensors]) -> None:
     """`delayed_keep`: local becomes the new anchor minus all own progress that is not in it yet.
 
-    That progress is what has been measured and is still on its way (`pending`) and what has been done since
+    That progress is what has been measured and is not applied yet (`pending`) and what has been done since
     the last measurement (reference - local), which stays to be measured from the new reference.
 
     Args:
@@ -70,6 +70,7 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
     In place: local, reference.
     """
     for index, new in enumerate(anchor):
+        # Before the reference moves: the difference is what the next MEASURE must still see.
         since = reference[index] - local[index]
         start = new.clone()
         for delta in pending:
@@ -97,18 +98,18 @@ def eager_share(
     fresh_share: float,
     previous_share: float,
 ) -> list[Tensor]:
-    """`eager`: own fresh progress now, that of the others one round late (2502.12996).
+    """`eager`: own fresh progress now, that of the others one sync interval late (2502.12996).
 
     delta~ = fresh_share * fresh + (previous_mean - previous_share * previous_own). Every pseudo-gradient is
     used once by each island with the weight it has in the mean, which holds only if `previous_share` is the
-    `fresh_share` with which `previous_own` was used a round earlier. After a discarded sync its
-    pseudo-gradient must be added to the next message (and to the `previous_own` of the round after), not to
-    `fresh`: the own share of it has been used.
+    `fresh_share` with which `previous_own` was used one interval earlier. After a discarded sync its
+    pseudo-gradient must be added to the next payload (and so to the next `previous_own`), not to `fresh`: the
+    own share of it has been used.
 
     Args:
-        fresh: own pseudo-gradient of this round; None in the drain.
-        previous_mean: mean of the last round; None in the first round or where that sync was discarded.
-        previous_own: own pseudo-gradient of the last round as it was measured, before any codec.
+        fresh: own pseudo-gradient of this interval; None in the drain.
+        previous_mean: mean of the last sync; None in the first interval or where that sync was discarded.
+        previous_own: own payload of the last sync, before any codec.
         fresh_share, previous_share: weight of this island in the mean, 1/K for uniform weights.
 
     Returns: what the outer optimizer takes as the gradient, in new memory.

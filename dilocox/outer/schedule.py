@@ -1,8 +1,8 @@
 """When level 2 acts: pure integers, no torch, no state.
 
-A fragment is launched every H/P inner steps, in turn, so each one is synced every H. Everything follows
+A fragment is launched every H/P inner steps, in turn, so each one is synced every H steps. Everything follows
 from the number of inner steps done: a run resumed from any step sees the same events. The first window of
-fragment p is (p+1) * H/P steps, shorter than H for all but the last: it measures what has been done so far.
+fragment p is (p + 1) * H/P steps, shorter than H for all but the last fragment.
 
 `inner_step` is the number of inner steps done, outer steps count from 1. Launches count from 0 over all
 fragments; they appear in this file and in `modes/` alone.
@@ -54,7 +54,7 @@ class Schedule:
 
     Attributes:
         num_fragments: P.
-        overlap_delay: tau; in the one-round delay modes it is H/P whatever the interval becomes.
+        overlap_delay: tau; modes that apply at the next launch do so whatever H/P becomes.
         delay_mode: name of a mode in `modes/`.
         phases: oldest first; more than one only with an adaptive interval.
     """
@@ -123,7 +123,7 @@ class Schedule:
         launch = self._last_in_flight(inner_step)
         if launch is None:
             return []
-        # The fragment stays; a mode that applies a measurement one launch later has a number of its own.
+        # The fragment stays; `eager` applies a launch under the number of the next one.
         extra = self.mode.after_drain(launch) - launch
         start = self._event(EventKind.START, launch)
         return [Event(EventKind.APPLY, start.fragment, start.outer_step + extra)]
@@ -136,7 +136,7 @@ class Schedule:
         return applied // self.num_fragments
 
     def sync_interval(self, inner_step: int) -> int:
-        """H of the sync interval that the next inner step belongs to."""
+        """Returns H of the sync interval that the next inner step belongs to."""
         return self._phase_at(inner_step + 1).sync_interval
 
     def fitting_interval(self, wanted: float) -> int:
@@ -147,8 +147,8 @@ class Schedule:
     def with_interval(self, sync_interval: int, inner_step: int) -> Schedule:
         """This schedule with another H from the next sync interval on (at once where one ends here).
 
-        Nothing before that changes, and what is in flight then still lands: after `overlap_delay` steps
-        with streaming, at the next launch in the one-round delay modes.
+        Nothing before that changes, and what is in flight then is still applied: after `overlap_delay` steps
+        with streaming, at the next launch in the modes that apply there.
         """
         phase = self._phase_at(inner_step)
         passed = -(-(inner_step - phase.begin) // phase.sync_interval)

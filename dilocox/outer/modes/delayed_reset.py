@@ -1,7 +1,7 @@
-"""`delayed_reset`: the textbook one-round delay; unstable at momentum 0.9, hence the warning. Level 2.
+"""`delayed_reset`: the textbook delay of one interval; unstable at momentum 0.9, hence the warning. Level 2.
 
-The pseudo-gradient of one interval is applied at the next launch, and all islands continue from the anchor:
-what they have learned since the measurement is in the next pseudo-gradient, which is measured first.
+The pseudo-gradient of one interval is applied at the next launch, and all islands continue from the anchor.
+Their progress since the measurement is in the next pseudo-gradient, which is measured before the reset.
 """
 
 from __future__ import annotations
