@@ -1,7 +1,7 @@
-"""How one fragment crosses the WAN: residual, compressor, codec, collective. Level 2.
+"""Averages one fragment over the islands: residual, compressor, codec, collective. Level 2.
 
-`reduce` runs in the sync thread and changes nothing that lasts; `commit` or `discard` follows when the sync
-is applied.
+`reduce` runs in the sync thread and stages its changes; `commit` or `discard` follows in the training thread,
+when the sync is applied.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class FragmentReducer:
 
     @property
     def num_fallbacks(self) -> int:
-        """Codec calls so far that ran slower because a kernel could not be compiled; each is correct."""
+        """Codec calls so far that ran uncompiled because compiling had failed; their results are correct."""
         return self._wire.codec.num_fallbacks + self._wire.gather_codec.num_fallbacks
 
     def compensate(self, deltas: list[Tensor]) -> list[Tensor]:
-        """Adds the residual: what to average. Not in place."""
+        """Returns what to average: deltas plus residual. Changes nothing."""
         return deltas if self._feedback is None else self._feedback.compensate(deltas)
 
     def reduce(
@@ -106,6 +106,7 @@ class FragmentReducer:
         Raises:
             WanError: see `all_reduce_mean`.
         """
+        # The compressor is a generator: it yields tensors, is sent their mean, and returns the mean of the input.
         passes = self._compressor.passes(compensated)
         tensors = next(passes)
         for index, grids in enumerate(self._pass_grids()):
@@ -126,7 +127,7 @@ class FragmentReducer:
         raise AssertionError("the compressor wants more passes than pass_grids has predicted")
 
     def commit(self, compensated: Sequence[Tensor], result: MeanResult, *, observed: bool) -> None:
-        """The sync is being applied. In place: residuals, warm start.
+        """Keeps what the sync staged; called when it is applied. In place: residuals, warm start.
 
         Args:
             compensated: what was averaged.
@@ -140,7 +141,7 @@ class FragmentReducer:
             self._feedback.commit(compensated, result.own_decoded)
 
     def discard(self) -> None:
-        """The sync failed: nothing has changed."""
+        """Drops what the failed sync staged."""
         self._compressor.discard()
         if self._gather_feedback is not None:
             self._gather_feedback.discard()
@@ -215,7 +216,9 @@ class FragmentReducer:
             held = state.layout_bound["gather_residual"]
             self._gather_feedback.load_state_dict(held, self._like, in_use=bool(totals))
         elif totals:
-            self._gather_feedback.load_stale([totals[name] for name in self._names])
+            self._gather_feedback.load_stale(
+                [totals[name].to(like.device) for name, like in zip(self._names, self._like, strict=True)]
+            )
         else:
             self._gather_feedback.clear()
 
@@ -223,7 +226,7 @@ class FragmentReducer:
         return self._compressor.pass_grids([tensor.shape for tensor in self._like], self._grids)
 
     def _reseed(self, sync: SyncId, inner_step: int, pass_index: int) -> None:
-        # A seed for each message instead of a generator that runs on: a sync that is started again after a
+        # A seed for each message instead of one running generator: a sync that is started again after a
         # resume then sends the same bits.
         name = f"{sync.run_id} {self._island} {sync.fragment} {inner_step} {pass_index}"
         self._wire.codec.reseed(zlib.crc32(name.encode()))

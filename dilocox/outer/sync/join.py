@@ -131,7 +131,7 @@ class Joiner:
         return Offer(roles.leader.inner_step, len(session.members), session, roles)
 
     def _settle(self, session: QuorumSession, comparable: Sequence[Member], right: Sequence[Member]) -> None:
-        """Votes no where islands meet whose anchors differ; those outside the largest group ask for its state.
+        """Votes no where anchors differ; islands outside the largest group ask for its state.
 
         Raises:
             WanError: none of them has trained, so their initial weights differ.

@@ -88,7 +88,7 @@ class SyncResult:
         mean: mean and own part; None unless committed.
         compensated: what was encoded (payload + residual); empty unless committed.
         role: what this island did; None where no session was opened.
-        leader: member whose (outer step, fragment) was synced; None if the sync failed before roles were assigned.
+        leader: member whose (outer step, fragment) was synced; None if it failed before that.
         weight: of this island in the mean; 0 = it abstained or observed.
         total_weight: sum over all islands.
         norm: of this island's payload.

@@ -89,6 +89,6 @@ def largest_group(members: Sequence[Member]) -> list[Member]:
 
 
 def _hash_of(joining: Member, leader: Member) -> str:
-    """Returns the hash for the leader's fragment: a joining island sends those of all, separated by commas."""
+    """Returns the hash for the leader's fragment; a joining island sends those of all fragments."""
     hashes = joining.anchor_hash.split(",")
     return hashes[leader.fragment] if leader.fragment < len(hashes) else ""

@@ -1,8 +1,8 @@
 """Which interface and address the WAN group of this host uses, and which ports. No torch. Level 2.
 
-Inside many clusters the host name resolves to loopback; gloo then listens there and the first exchange
-between islands hangs without a word. So the interface is decided here, once, from settings or from the
-route to the lighthouse, checked, and handed on by name.
+Inside many clusters the host name resolves to loopback; gloo then listens there and the first sync hangs
+without a message. So the interface is decided here, once, from settings or from the route to the lighthouse,
+checked, and passed on by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dilocox.net import (
 
 @dataclass(frozen=True)
 class WanAddress:
-    """Where this host stands on the WAN.
+    """Interface and addresses of this host on the WAN.
 
     Attributes:
         interface: name of the network interface; what gloo binds to.
@@ -65,7 +65,7 @@ def resolve_address(
         interface: `wan.interface`.
         advertise_address: `wan.advertise_address`.
         lighthouse: `wan.lighthouse`.
-        network: what to ask instead of the operating system.
+        network: look-ups to use instead of those of the operating system.
 
     Raises:
         ConfigError: the interface does not exist or has no usable address, the lighthouse's name is
@@ -102,9 +102,9 @@ def parse_port_range(port_range: str) -> tuple[int, int]:
 
 
 def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> int:
-    """A port that is free now: of the range, or any where it is None.
+    """Returns a port that is free now: of the range, or any if it is None.
 
-    The port is free at the time of asking only; ranks of one host that ask at the same moment give
+    Another process may take the port before it is used; ranks of one host that ask at the same moment give
     different offsets.
 
     Args:
