@@ -1,8 +1,8 @@
-"""What a code means: int4 and int8 (uniform), nf4 and e3m0 (16 levels). Level 2.
+"""Formats of codes: int4 and int8 (uniform), nf4 and e3m0 (16 levels). Level 2.
 
 A format sees values that are already divided by their block's scale, so they lie in [-limit, limit].
-`codes` and `values` are the definition; the in-place twins do the same on preallocated buffers, bit for
-bit, for the cache-blocked CPU path (`blocked.py`).
+`codes` and `values` are the definition; `codes_into` and `values_into` give the same bits on preallocated
+buffers, for the cache-blocked CPU path (`blocked.py`).
 
 Stochastic rounding adds `noise`, uniform in (-1/2, 1/2), in units of the distance between levels.
 """
@@ -45,7 +45,7 @@ _E3M0_EXPONENT = 120
 
 
 class Format(ABC):
-    """A code of `bits` bits for values in [-limit, limit].
+    """Codes of `bits` bits for values in [-limit, limit].
 
     Attributes:
         table: the 16 levels by code, or None where a code is an offset integer.
@@ -123,7 +123,7 @@ class NormalFloat4(Format):
         self.table: Tensor = torch.tensor(NF4_LEVELS)
         thresholds = (self.table[1:] + self.table[:-1]) / 2
         grid = torch.arange(-NF4_GRID, NF4_GRID + 1) / NF4_GRID
-        # Indexed by the low bits of a rounded float, whatever they are: NaN must not leave the table.
+        # Indexed by the low bits of a rounded float: the table covers all of them, so NaN stays inside.
         self._nearest = torch.zeros(4 * NF4_GRID, dtype=torch.uint8)
         self._nearest[: len(grid)] = torch.bucketize(grid, thresholds).to(torch.uint8)
 
@@ -211,7 +211,7 @@ class E3M0(Format):
 
 
 def build_format(name: str) -> Format:
-    """The format of a codec that sends scales."""
+    """Returns the format of a codec that sends scales."""
     match name:
         case "int4":
             return Uniform("int4", 4)

@@ -106,7 +106,7 @@ class FragmentReducer:
         Raises:
             WanError: see `all_reduce_mean`.
         """
-        # The compressor is a generator: it yields tensors, is sent their mean, and returns the mean of the input.
+        # A generator: it yields tensors, is sent their mean, and returns the mean of the input.
         passes = self._compressor.passes(compensated)
         tensors = next(passes)
         for index, grids in enumerate(self._pass_grids()):
