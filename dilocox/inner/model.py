@@ -68,7 +68,7 @@ def build_model(config: Config, island: Island, *, vocab_size: int) -> Distribut
 
 
 def check_built(gpt: nn.Module, config: Config, *, vocab_size: int, pp_rank: int) -> None:
-    """Compares a built stage with the formula of `shapes`: no layer, head or token may get lost silently.
+    """Compares a built stage with the formula of `shapes`: no layer, head or token may be missing silently.
 
     Raises:
         ModelError: names the first parameter that differs, with what was built and what was expected.
@@ -150,7 +150,7 @@ def check_layers(model: ModelConfig, backend: Backend) -> None:
     """Checks that the layers asked for can be built here; needs no process group.
 
     Raises:
-        ConfigError: Transformer Engine is asked for and not there.
+        ConfigError: Transformer Engine is asked for and not installed.
     """
     if model.transformer_impl == "transformer_engine" and not _has_transformer_engine(backend):
         raise ConfigError(
