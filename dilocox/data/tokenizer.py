@@ -21,7 +21,7 @@ _HF_EOD_CANDIDATES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eo
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package knows of a tokenizer."""
+    """Interface of a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Names a tokenizer; small enough to send to encoder processes."""
+    """Describes a tokenizer; small enough to send to encoder processes."""
 
     tokenizer_type: str
     tokenizer_model: str | None = None
@@ -58,7 +58,7 @@ class TokenizerSpec:
         """Loads the tokenizer.
 
         Raises:
-            ConfigError: naming `data.tokenizer_model`, `data.vocab_size` or `data.tokenizer_type`.
+            ConfigError: names `data.tokenizer_model`, `data.vocab_size` or `data.tokenizer_type`.
         """
         match self.tokenizer_type:
             case "NullTokenizer":
@@ -90,7 +90,7 @@ class TokenizerSpec:
 
 
 class NullTokenizer:
-    """Text that already is ids: numbers with blanks between them. The last id ends a document."""
+    """For text that consists of ids: numbers separated by blanks. The last id ends a document."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -180,7 +180,7 @@ class HuggingFaceTokenizer:
         return text
 
     def _find_eod(self, tokenizer_config: Path) -> int | None:
-        """The `eos_token` of the file next to the tokenizer, else the first well-known name it has."""
+        """Returns the `eos_token` of the file next to the tokenizer, else the first well-known one it has."""
         candidates = list(_HF_EOD_CANDIDATES)
         if tokenizer_config.is_file():
             named = json.loads(tokenizer_config.read_text(encoding="utf-8")).get("eos_token")

@@ -109,10 +109,10 @@ class Inner:
         )
 
     def mean_losses(self, reports: Sequence[InnerReport], *votes: float) -> tuple[list[float], list[float]]:
-        """Returns mean losses per token in nats of several steps, and sums of votes; one collective.
+        """Returns mean losses per token (nats) of several steps, and sums of votes.
 
-        The sums are exact, so losses do not depend on how many steps are reduced together: the losses are fp32
-        and the sums fp64, which is exact for 2^29 addends of one magnitude.
+        The sums are exact, so losses do not depend on how many steps are reduced together: the losses are
+        fp32 and the sums fp64, which is exact for 2^29 addends of one magnitude.
 
         Collective: all ranks of the island, with the same steps and the same number of votes.
 
@@ -176,7 +176,7 @@ class Inner:
         return total
 
     def _finalize(self, model: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
-        """Runs Megatron's gradient finalisation; keeps `num_tokens`, which that sums over the island in place."""
+        """Runs Megatron's gradient finalisation; keeps `num_tokens`, summed over the island in place."""
         finalize_model_grads(model, num_tokens, **groups)
         self._num_tokens = num_tokens
 

@@ -27,9 +27,9 @@ class _Entry:
 
 
 class Recorder:
-    """Every rank of an island has one and calls it alike; only rank 0 writes `metrics.jsonl`.
+    """Records and logs one rank; all ranks make the same calls, only rank 0 writes `metrics.jsonl`.
 
-    All ranks log to their own `island_I/rank_R.log`. With `resumed_step` the file is cut back to what
+    All ranks log to their own `island_I/rank_R.log`. With `resumed_step` the file is shortened to what
     happened up to that inner step, so that no step is there twice; without it, it starts empty.
 
     The loss of an inner step is a sum over the island's ranks, which costs a collective. `queue_inner` takes
