@@ -34,7 +34,7 @@ LAST_STAGE_FIELDS = ("labels", "loss_mask")
 class BatchShape:
     """Which samples of one optimizer step each data parallel rank gets.
 
-    Micro-batches are dealt to the ranks in turn, so a step has the same samples for every data parallel size.
+    Micro-batches are assigned to the ranks in turn: a step has the same samples for any data parallel size.
     """
 
     micro_batch_size: int

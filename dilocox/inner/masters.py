@@ -120,7 +120,7 @@ class MasterWeights:
     def held_state(self) -> dict[str, list[ParamShard]]:
         """Returns what this rank holds and loads: all masters and optimizer state, by kind.
 
-        The copy of a tied embedding goes by the name of the embedding. Views, no copies.
+        The copy of a tied embedding has the name of the embedding. Views, no copies.
         """
         return _by_kind(self._held)
 

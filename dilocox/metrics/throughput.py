@@ -68,5 +68,5 @@ class Throughput:
 
 
 def overlap_efficiency(*, exchange_s: Seconds, blocked_s: Seconds) -> float | None:
-    """1 - blocked / exchange, never below 0: waiting may also include a late island's quorum."""
+    """Returns 1 - blocked / exchange, never below 0: blocked may include waiting for a late island."""
     return max(0.0, 1.0 - blocked_s / exchange_s) if exchange_s > 0 else None

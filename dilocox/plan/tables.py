@@ -30,7 +30,7 @@ class _Way:
 
 
 def layout(traffic: Traffic) -> Table:
-    """Where each rank of an island stands, and how many WAN groups there are."""
+    """Coordinates of the ranks of an island, and the number of WAN groups."""
     topology, config = traffic.topology, traffic.config
     hosts = config.parallel.nodes_per_island
     table = _table(

@@ -123,7 +123,7 @@ def test_one_sync_of_two_islands_by_hand():
         assert [traffic.sync_bytes(fragment, rank) for fragment in (0, 1)] == [with_embedding, with_head]
 
 
-def test_an_fp32_round_of_one_rank_is_four_bytes_a_parameter():
+def test_an_fp32_sync_of_one_rank_is_four_bytes_per_parameter():
     traffic = small()
     assert island_outer_step_bytes(traffic) == HEADER + 4 * traffic.num_parameters
     assert (

@@ -24,7 +24,7 @@ class DelayedReset(DelayMode):
 
     @classmethod
     def at_launch(cls, launch: int) -> list[tuple[EventKind, int]]:
-        # The previous sync lands before the next one starts: two in flight would contend for the link.
+        # The previous sync is applied before the next one starts: two in flight would share the link.
         previous = [(EventKind.APPLY, launch - 1)] if launch else []
         return [(EventKind.MEASURE, launch), *previous, (EventKind.START, launch)]
 

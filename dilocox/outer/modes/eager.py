@@ -36,7 +36,7 @@ class Eager(DelayMode):
 
     @classmethod
     def at_launch(cls, launch: int) -> list[tuple[EventKind, int]]:
-        # APPLY carries the number of the fresh measurement; what lands in it was launched one before.
+        # APPLY carries the number of the fresh measurement; the sync applied with it was launched one before.
         return [(EventKind.MEASURE, launch), (EventKind.APPLY, launch), (EventKind.START, launch)]
 
     @classmethod

@@ -1,6 +1,6 @@
 """Who contributes to a session, who only takes its result, and whose anchor is wrong. Level 2, no torch.
 
-Pure functions of the member infos, so all ranks of all islands come to the same roles. Islands are aligned by
+Pure functions of the member infos, so all ranks of all islands compute the same roles. Islands are aligned by
 (outer step, fragment) and by their anchors, never by inner steps:
 
 * Ahead = more contributions: pseudo-gradients that are in the anchors, counted over all islands. After a

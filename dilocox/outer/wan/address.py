@@ -41,7 +41,7 @@ class WanAddress:
     family: Family
 
     def host_in_url(self) -> str:
-        """The advertised address as it stands in a URL: IPv6 in brackets."""
+        """Returns the advertised address in the form of a URL: IPv6 in brackets."""
         return bracketed(self.address)
 
     def describe(self) -> str:
@@ -128,7 +128,7 @@ def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> 
 
 @dataclass(frozen=True)
 class _Target:
-    """The lighthouse as this host sees it.
+    """The lighthouse, looked up on this host.
 
     Attributes:
         address: one of its addresses.

@@ -21,7 +21,7 @@ from dilocox.outer.codec.sizes import HEADER_BYTES
 
 MAGIC = b"DLCX"
 VERSION = 2
-"""Goes up when a message means something else. 2: blocks start at rows."""
+"""Increased when the meaning of a message changes. 2: blocks start at rows."""
 _LAYOUT = struct.Struct("<4sBBBx8sIIQIIQQI4x")
 _SHOTS = ("scatter", "gather")
 
