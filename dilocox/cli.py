@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dilocox", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="dilocox")
     parser.description = "Train one language model on several GPU clusters joined by a slow network."
     parser.add_argument("--version", action="version", version=f"dilocox {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

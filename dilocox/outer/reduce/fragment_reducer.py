@@ -209,7 +209,7 @@ class FragmentReducer:
             CompressorState(state.common["compressor"], state.layout_bound.get("compressor", {}))
         )
         if self._feedback is not None:
-            self._feedback.load_state_dict(state.tensors["residual"])
+            self._feedback.load_state_dict(state.tensors.get("residual", {}))
         if self._gather_feedback is None:
             return
         if state.layout_bound:
