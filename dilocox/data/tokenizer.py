@@ -36,14 +36,14 @@ class Tokenizer(Protocol):
         """Equal for equal vocabularies; part of cache keys."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special tokens added.
+        """Returns the ids of a text, no special tokens added.
 
         Raises:
             ValueError: the text cannot be expressed (a lone surrogate, not a number, ...).
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids."""
+        """Returns the text of the ids."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def check_built(gpt: nn.Module, config: Config, *, vocab_size: int, pp_rank: int
 
 
 def transformer_config(config: Config, backend: Backend) -> TransformerConfig:
-    """Megatron's description of the network and of how it runs."""
+    """Returns Megatron's description of the network and of how it runs."""
     model, parallel = config.model, config.parallel
     dtype = DTYPES[model.params_dtype]
     fused = backend.is_cuda  # the fused functions are compiled, which a CPU host may have no compiler for

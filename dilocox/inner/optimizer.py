@@ -173,7 +173,7 @@ def _settings(inner: InnerConfig, config: Config) -> OptimizerConfig:
 
 
 def build_scheduler(config: Config, optimizer: InnerOptimizer) -> OptimizerParamScheduler:
-    """Learning rate as a function of inner steps, by Megatron's formulas."""
+    """Builds the learning rate as a function of inner steps, by Megatron's formulas."""
     inner = config.inner
     return OptimizerParamScheduler(
         optimizer,

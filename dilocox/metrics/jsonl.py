@@ -58,7 +58,7 @@ class JsonlTail:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole lines of the file."""
+    """Returns all whole lines of the file."""
     return JsonlTail(path).read_new()
 
 

@@ -87,7 +87,7 @@ _TYPES: dict[str, type[Record]] = {t.kind: t for t in (InnerRecord, SyncRecord, 
 
 
 def to_line(record: Record, *, time_s: float) -> str:
-    """One JSON object and a newline. JSON knows no NaN or infinity: they become null."""
+    """Returns one JSON object and a newline. JSON knows no NaN or infinity: they become null."""
     values = {"kind": record.kind, **asdict(record), "time_s": round(time_s, 3)}
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(finite) + "\n"

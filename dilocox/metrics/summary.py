@@ -130,7 +130,7 @@ def _why_no_socket_bytes(num_nodes: int, totals: Totals, interface: InterfaceByt
 
 
 def data_parallel_bytes(parameters: int, *, num_islands: int, inner_steps: int) -> int:
-    """What one island would send to average fp32 gradients at every inner step, without a codec.
+    """Returns the bytes that one island would send to average fp32 gradients at every inner step.
 
     An all-reduce sends 2 (K - 1) / K times the gradient from each of K islands.
     """

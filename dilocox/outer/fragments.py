@@ -82,7 +82,7 @@ def _strided(sizes: dict[Unit, int], num_fragments: int) -> dict[Unit, int]:
 
 
 def _sequential(sizes: dict[Unit, int], num_fragments: int) -> dict[Unit, int]:
-    """Linear partition.
+    """Solves the linear partition problem.
 
     best[f][n] = (smallest possible size of the largest of f fragments of n units, where the last one begins).
     """

@@ -22,7 +22,7 @@ class IntervalController(Protocol):
     """Decides H."""
 
     def wanted(self, result: SyncedValues) -> float | None:
-        """Inner steps that the next sync interval should have; None = as it is."""
+        """Returns the inner steps that the next sync interval should have, or None to keep H."""
 
 
 class FixedInterval:
@@ -49,5 +49,5 @@ class RankInterval:
 
 
 def build_interval(outer: OuterConfig) -> IntervalController:
-    """The controller of a resolved configuration."""
+    """Builds the controller of a resolved configuration."""
     return RankInterval(outer.sync_interval) if outer.adaptive_interval else FixedInterval()

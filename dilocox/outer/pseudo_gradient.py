@@ -26,7 +26,7 @@ def measure(reference: Tensors, local: Tensors) -> list[Tensor]:
 
 
 def reset(local: Tensors, anchor: Tensors) -> None:
-    """`blocking`, `eager`, `delayed_reset`: the next inner step starts from the anchor.
+    """Sets local to the anchor: the next inner step starts there (`blocking`, `eager`, `delayed_reset`).
 
     In place: local.
     """
@@ -35,7 +35,7 @@ def reset(local: Tensors, anchor: Tensors) -> None:
 
 
 def mix(local: Tensors, anchor: Tensors, *, alpha: float) -> None:
-    """`streaming`: local = alpha * local + (1 - alpha) * anchor (Streaming DiLoCo, 2501.18512, eq. 3).
+    """Mixes (`streaming`): local = alpha * local + (1 - alpha) * anchor (2501.18512, eq. 3).
 
     alpha weighs the *local* value; 0 takes the anchor bit for bit.
 
@@ -49,7 +49,7 @@ def mix(local: Tensors, anchor: Tensors, *, alpha: float) -> None:
 
 
 def advance_reference(reference: Tensors, local: Tensors) -> None:
-    """`delayed_keep`, after `measure`: what is measured is not measured again.
+    """Moves the reference after `measure` (`delayed_keep`): no progress is measured twice.
 
     In place: reference.
     """
@@ -57,7 +57,7 @@ def advance_reference(reference: Tensors, local: Tensors) -> None:
 
 
 def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending: Sequence[Tensors]) -> None:
-    """`delayed_keep`: local becomes the new anchor minus all own progress that is not in it yet.
+    """Sets local to the new anchor minus all own progress that is not in it yet (`delayed_keep`).
 
     That progress is what has been measured and is not applied yet (`pending`) and what has been done since
     the last measurement (reference - local), which stays to be measured from the new reference.
@@ -80,7 +80,7 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
 
 
 def restore_unsent(reference: Tensors, delta: Tensors) -> None:
-    """`delayed_keep`, for a discarded sync: the next measurement contains its progress again.
+    """Moves the reference back after a discarded sync (`delayed_keep`): its progress is measured again.
 
     The other modes measure from the anchor, which has not moved, so there is nothing to restore.
 
@@ -98,7 +98,7 @@ def eager_share(
     fresh_share: float,
     previous_share: float,
 ) -> list[Tensor]:
-    """`eager`: own fresh progress now, that of the others one sync interval late (2502.12996).
+    """Returns own fresh progress plus that of the others one interval late (`eager`, 2502.12996).
 
     delta~ = fresh_share * fresh + (previous_mean - previous_share * previous_own). Every pseudo-gradient is
     used once by each island with the weight it has in the mean, which holds only if `previous_share` is the

@@ -73,7 +73,7 @@ class AdaptiveRank:
             self.rank = min(max(round(sum(self._window) / WINDOW), 1), self._initial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rank and window, as plain values."""
+        """Returns rank and window, as plain values."""
         return {"rank": self.rank, "window": list(self._window)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

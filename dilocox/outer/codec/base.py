@@ -68,7 +68,7 @@ class Codec(ABC):
         return 0
 
     def num_bytes(self, grids: Sequence[BlockGrid]) -> int:
-        """Length of the message for tensors with these blocks."""
+        """Returns the length of the message for tensors with these blocks."""
         return self.entry.num_bytes(grids, self.block_size)
 
     def encode(self, tensors: Sequence[Tensor], grids: Sequence[BlockGrid]) -> Tensor:

@@ -109,7 +109,7 @@ class _Scratch:
     codes: Tensor
 
     def of(self, num_rows: int) -> _Scratch:
-        """The first rows."""
+        """Returns views of the first rows."""
         values = num_rows * self.floats.shape[1]
         return _Scratch(self.floats[:num_rows], self.spare[:values], self.codes[:values])
 

@@ -64,7 +64,7 @@ class Format(ABC):
 
     @abstractmethod
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """`codes` without allocation where rounding is to nearest.
+        """Writes `codes` without allocation where rounding is to nearest.
 
         In place: `scaled` is destroyed, and `spare`, int32 of its size, is for intermediate values.
         """
@@ -87,7 +87,7 @@ class Uniform(Format):
         self._offset = float(2 ** (bits - 1))
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest integer, ties to even."""
+        """Returns the nearest integers, ties to even."""
         if noise is not None:
             scaled = scaled + noise
         integers = torch.round(torch.clamp(scaled, -self.limit, self.limit))
@@ -101,11 +101,11 @@ class Uniform(Format):
         codes.copy_(scaled.add_(_ROUNDER + self._offset).view(torch.int32))
 
     def values(self, codes: Tensor) -> Tensor:
-        """The integers."""
+        """Returns the integers."""
         return codes.to(torch.float32) - self._offset
 
     def values_into(self, codes: Tensor, values: Tensor) -> None:
-        """`values` without allocation."""
+        """Writes `values` without allocation."""
         # As signed bytes where they fit: that conversion is vectorised on every CPU.
         values.copy_(codes.view(torch.int8) if self.bits == 4 else codes)
         values.sub_(self._offset)
@@ -128,14 +128,14 @@ class NormalFloat4(Format):
         self._nearest[: len(grid)] = torch.bucketize(grid, thresholds).to(torch.uint8)
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest level, up to the grid of the thresholds; with noise one of the two neighbours."""
+        """Returns the nearest levels, up to the grid of thresholds; with noise one of two neighbours."""
         if noise is not None:
             return self._stochastic(scaled, noise)
         grid = (scaled * NF4_GRID + (_ROUNDER + NF4_GRID)).view(torch.int32) & (4 * NF4_GRID - 1)
         return self._nearest.to(scaled.device)[grid]
 
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """The table look-up on a preallocated buffer."""
+        """Looks levels up on a preallocated buffer."""
         if noise is not None:
             codes.copy_(self._stochastic(scaled, noise))
             return
@@ -144,7 +144,7 @@ class NormalFloat4(Format):
         torch.index_select(self._nearest, 0, grid, out=codes)
 
     def values(self, codes: Tensor) -> Tensor:
-        """Levels by table."""
+        """Returns levels by table."""
         return self.table.to(codes.device)[codes.to(torch.int32)]
 
     def _stochastic(self, scaled: Tensor, noise: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class E3M0(Format):
         self.table: Tensor = torch.tensor(levels + [-level if level else 0.0 for level in levels])
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest level: adding half a mantissa rounds the exponent at 1.5 * 2^k."""
+        """Returns the nearest levels: adding half a mantissa rounds the exponent at 1.5 * 2^k."""
         bits = scaled.view(torch.int32)
         magnitude = bits & 0x7FFFFFFF
         if noise is None:
@@ -183,7 +183,7 @@ class E3M0(Format):
         return (code | ((bits >> 28) & 8)).to(torch.uint8)
 
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """Bit operations on the buffer of `scaled`."""
+        """Uses bit operations on the buffer of `scaled`."""
         if noise is not None:
             codes.copy_(self.codes(scaled, noise))
             return
@@ -197,11 +197,11 @@ class E3M0(Format):
         codes.copy_(bits.bitwise_or_(spare.copy_(codes)))
 
     def values(self, codes: Tensor) -> Tensor:
-        """Levels by table."""
+        """Returns levels by table."""
         return self.table.to(codes.device)[codes.to(torch.int32)]
 
     def _stochastic(self, magnitude: Tensor, noise: Tensor) -> Tensor:
-        """Random bits below the exponent: the carry happens with the probability of the mantissa."""
+        """Adds random bits below the exponent: the carry happens with the probability of the mantissa."""
         uniform = noise + 0.5
         carried = (magnitude + (uniform * 2.0**23).to(torch.int32)) >> 23
         exponent = (carried - _E3M0_EXPONENT).clamp(1, 7)

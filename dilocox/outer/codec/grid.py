@@ -55,7 +55,7 @@ class BlockGrid:
         return cls(prod(shape) if numel is None else numel, row, start % row)
 
     def num_blocks(self, block_size: int) -> int:
-        """Blocks that hold a value of the tensor."""
+        """Returns how many blocks hold a value of the tensor."""
         if self.numel == 0:
             return 0
         return self._block_of(self.numel - 1, block_size) - self._block_of(0, block_size) + 1
@@ -68,7 +68,7 @@ class BlockGrid:
         return min(line * self.row + column * block_size - self.lead, self.numel)
 
     def part(self, start: int, stop: int) -> BlockGrid:
-        """Grid of the values [start, stop)."""
+        """Returns the grid of the values [start, stop)."""
         return BlockGrid(stop - start, self.row, (self.lead + start) % self.row)
 
     def is_regular(self, block_size: int) -> bool:
@@ -79,7 +79,7 @@ class BlockGrid:
         return self.lead % block_size == 0 and (one_row or self.row % block_size == 0)
 
     def _block_of(self, element: int, block_size: int) -> int:
-        """Block of an element, counted from the start of the first row."""
+        """Returns the block of an element, counted from the start of the first row."""
         line, column = divmod(self.lead + element, self.row)
         return line * -(-self.row // block_size) + column // block_size
 
@@ -105,5 +105,5 @@ def partition(grids: Sequence[BlockGrid], block_size: int, num_parts: int) -> li
 
 
 def part_grids(grids: Sequence[BlockGrid], slices: Sequence[Slice]) -> list[BlockGrid]:
-    """Grids of the slices of one part."""
+    """Returns the grids of the slices of one part."""
     return [grids[span.tensor].part(span.start, span.stop) for span in slices]

@@ -74,7 +74,7 @@ def encode_rows(rows: Tensor, noise: Tensor | None, form: Format) -> tuple[Tenso
 
 
 def decode_rows(scales: Tensor, payload: Tensor, form: Format) -> Tensor:
-    """The twin: levels times scale.
+    """The twin: computes levels times scale.
 
     Returns: fp32 [num_blocks, values of a block]; the codes of one odd block end with a padding value.
     """

@@ -116,7 +116,7 @@ class LowRankCompressor:
         self._learned = {}
 
     def state_dict(self) -> CompressorState:
-        """Rank and bases; equal on all islands of one layout."""
+        """Returns rank and bases; equal on all islands of one layout."""
         return CompressorState(self._rank.state_dict(), dict(self._bases))
 
     def load_state_dict(self, state: CompressorState) -> None:
@@ -172,7 +172,7 @@ def orthonormal_rows(rows: Tensor, seed: int) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right, in fp64 for the same reason. Returns: fp32 [m, n]."""
+    """Computes left^T right, in fp64 for the same reason. Returns: fp32 [m, n]."""
     return (left.to(torch.float64).T @ right.to(torch.float64)).to(torch.float32)
 
 

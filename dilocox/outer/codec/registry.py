@@ -141,7 +141,7 @@ class CodecRegistry:
 
 
 def _loaded(target: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind `"module:function"`."""
+    """Returns the function behind `"module:function"`."""
     if not isinstance(target, str):
         return target
     module, _, function = target.partition(":")

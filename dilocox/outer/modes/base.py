@@ -45,7 +45,7 @@ class FragmentTensors(Protocol):
     def anchor(self) -> list[Tensor]: ...
 
     def outer_step(self, gradient: Sequence[Tensor]) -> None:
-        """One step of the outer optimizer. In place: anchor."""
+        """Takes one step of the outer optimizer. In place: anchor."""
 
 
 class DelayMode(ABC):

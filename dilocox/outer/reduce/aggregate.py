@@ -30,7 +30,7 @@ class Aggregator(Protocol):
 
 
 def mean(contributions: Iterable[tuple[float, list[Tensor]]]) -> list[Tensor]:
-    """Weighted mean in fp32.
+    """Returns the weighted mean in fp32.
 
     Memory: two islands' values at a time.
     """

@@ -122,14 +122,14 @@ class _CompressedAllReduce:
         return self._swap() if len(self._weights) == 2 else self._two_shot(feedback)
 
     def _swap(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Two islands: each sends its whole message."""
+        """Swaps whole messages between two islands."""
         message = self._scatter_message(self.flat, self._grids)
         received = self._send([message, message], [self._scatter_bytes(k, self._grids) for k in range(2)])
         own = self._own([message], partition(self._grids, self._wire.codec.block_size, 1))
         return self._aggregate(received, self._grids), own
 
     def _two_shot(self, feedback: GatherErrorFeedback | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Three islands and more: to the owners of the parts, and back from them."""
+        """Sends values to the owners of the parts, and their means back: three islands and more."""
         num_islands = len(self._weights)
         parts = partition(self._grids, self._wire.codec.block_size, num_islands)
         grids = [part_grids(self._grids, slices) for slices in parts]
@@ -237,7 +237,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType({"dense": _CompressedAl
 
 
 def _views(flat: Sequence[Tensor], slices: Sequence[Slice]) -> list[Tensor]:
-    """The values of slices, not copied."""
+    """Returns the values of slices, not copied."""
     return [flat[span.tensor][span.start : span.stop] for span in slices]
 
 

@@ -73,7 +73,7 @@ class FragmentReducer:
 
     @classmethod
     def exact(cls, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
-        """Without codec and residual: fp32 in, fp32 out."""
+        """Builds a reducer without codec and residual: fp32 in, fp32 out."""
         return cls(OuterConfig(codec="none", gather_codec="none"), shards, island=island)
 
     @property
@@ -147,7 +147,7 @@ class FragmentReducer:
             self._gather_feedback.discard()
 
     def predicted_bytes(self, num_islands: int, index: int) -> int:
-        """Payload bytes, headers included, that this rank hands over in the next sync.
+        """Returns the payload bytes, headers included, that this rank sends in the next sync.
 
         Args:
             num_islands: members, all with a weight above 0.
@@ -159,7 +159,7 @@ class FragmentReducer:
         )
 
     def shared_state(self) -> State:
-        """Equal on all islands of this layout. Not copies."""
+        """Returns state that is equal on all islands of this layout. Not copies."""
         state = self._compressor.state_dict()
         return {"common": state.common, "layout_bound": state.layout_bound}
 
@@ -172,7 +172,7 @@ class FragmentReducer:
             self._gather_feedback.clear()
 
     def state_dict(self) -> ShardState:
-        """Residuals and warm start. Not copies, but for `gather_residual`.
+        """Returns residuals and warm start. Not copies, but for `gather_residual`.
 
         Memory: one fp32 copy of the fragment once three islands or more have synced with error feedback.
         """
@@ -234,6 +234,6 @@ class FragmentReducer:
 
 
 def grid_of(shard: ParamShard) -> BlockGrid:
-    """Blocks of a shard: along the last axis of its tensor parallel rank's block, from `start` on."""
+    """Returns the grid of a shard: rows of its tensor parallel rank's block, from `start` on."""
     shape = shard.block_shape or tuple(shard.tensor.shape)
     return BlockGrid.of_shape(shape, numel=shard.tensor.numel(), start=shard.start)

@@ -100,7 +100,7 @@ class GatherErrorFeedback:
         return [(lost.slice, lost.values) for lost in self._held]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residuals by `num_islands.index.tensor.start.stop`; only the same layout can read them."""
+        """Returns residuals by `num_islands.index.tensor.start.stop`; only the same layout can read them."""
         return {
             f"{lost.num_islands}.{lost.index}.{lost.slice.tensor}.{lost.slice.start}.{lost.slice.stop}": (
                 lost.values
@@ -152,5 +152,5 @@ class GatherErrorFeedback:
 
 
 def scaled(parts: Sequence[tuple[Slice, Tensor]], factor: float) -> list[tuple[Slice, Tensor]]:
-    """The same slices, values times factor."""
+    """Returns the same slices with values times factor."""
     return [(span, torch.mul(values, factor)) for span, values in parts]

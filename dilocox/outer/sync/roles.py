@@ -47,13 +47,13 @@ class Roles:
     diverged: frozenset[int]
 
     def of(self, island: int) -> Role:
-        """The role of an island."""
+        """Returns the role of an island."""
         if island in self.contributors:
             return Role.CONTRIBUTE
         return Role.DIVERGED if island in self.diverged else Role.OBSERVE
 
     def weights(self, members: Sequence[Member]) -> list[float]:
-        """Weight of each member in the mean."""
+        """Returns the weight of each member in the mean."""
         return [member.weight if member.island in self.contributors else 0.0 for member in members]
 
 

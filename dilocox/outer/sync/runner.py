@@ -94,7 +94,7 @@ class SyncRunner:
         return SyncResult(**seen, exchange_s=time.perf_counter() - started)
 
     def anchor_hash(self, anchor: Sequence[Tensor]) -> str:
-        """Hash over the anchors of all ranks of this island."""
+        """Returns the hash over the anchors of all ranks of this island."""
         return combine(self.control.gather(hash_tensors(anchor)))
 
     def is_stopping(self) -> bool:
@@ -190,7 +190,7 @@ class SyncRunner:
         bytes_sent: int,
         seen: dict[str, Any],
     ) -> None:
-        """Cosine, bytes and the wanted interval, over all ranks of the island. In place: `seen`."""
+        """Measures cosine, bytes and the interval scale over all ranks of the island. In place: `seen`."""
         dot = square = 0.0
         for delta, mean, shard in zip(payload, result.mean, target.shards, strict=True):
             if shard.counted:
@@ -205,5 +205,5 @@ class SyncRunner:
 
 
 def _square(tensor: Tensor) -> float:
-    """Squared L2 norm, summed in fp64 without a copy in fp64."""
+    """Returns the squared L2 norm, summed in fp64 without a copy in fp64."""
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

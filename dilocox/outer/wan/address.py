@@ -45,7 +45,7 @@ class WanAddress:
         return bracketed(self.address)
 
     def describe(self) -> str:
-        """One line for the log, so that a wrong interface is seen at start."""
+        """Returns one line for the log, so that a wrong interface is seen at start."""
         behind = "" if self.address == self.local_address else f", advertised as {self.address}"
         return f"interface {self.interface}, address {self.local_address} ({self.family}){behind}"
 
@@ -90,7 +90,7 @@ def resolve_address(
 
 
 def parse_port_range(port_range: str) -> tuple[int, int]:
-    """LOW-HIGH, both included.
+    """Parses LOW-HIGH, both included.
 
     Raises:
         ConfigError: not two ports in 1024..65535 with LOW <= HIGH.
@@ -151,7 +151,7 @@ def _lighthouse_target(lighthouse: str, network: Network) -> _Target:
 
 
 def _address_of(interface: str, target: _Target | None, network: Network) -> str:
-    """The address of a named interface, of the lighthouse's family where there is a choice."""
+    """Returns the address of a named interface, of the lighthouse's family where there is a choice."""
     interfaces = network.interfaces()
     if interface not in interfaces:
         rule = f"no such interface; this host has {', '.join(sorted(interfaces))}"
@@ -168,7 +168,7 @@ def _address_of(interface: str, target: _Target | None, network: Network) -> str
 
 
 def _by_route(lighthouse: str, target: _Target, network: Network) -> tuple[str, str]:
-    """Interface and address from which packets to the lighthouse leave."""
+    """Returns interface and address from which packets to the lighthouse leave."""
     if is_loopback(target.address) and not target.on_loopback:
         raise ConfigError(
             "wan.lighthouse", lighthouse, f"the host name resolves to loopback ({target.address}) here, "

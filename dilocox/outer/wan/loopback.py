@@ -83,7 +83,7 @@ class LoopbackHub:
         return LoopbackWan(self, island)
 
     def join(self, island: int) -> None:
-        """From now on sessions wait for this island too."""
+        """Adds an island: sessions wait for it from now on."""
         with self._changed:
             self._islands.add(island)
 
@@ -170,7 +170,7 @@ class LoopbackSession:
     transport: LoopbackTransport
 
     def commit(self, ok: bool) -> bool:
-        """The vote of the island's only rank."""
+        """Returns the vote of the island's only rank."""
         return ok
 
 
@@ -222,5 +222,5 @@ class LoopbackWan:
             )
 
     def _swap_members(self, meeting: _Meeting) -> None:
-        """All entries are final when this returns."""
+        """Waits until all entries are final."""
         meeting.wait(self._hub.timeout_s)
