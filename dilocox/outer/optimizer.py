@@ -59,7 +59,7 @@ class OuterOptimizer:
         self._torch.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Returns state by torch's names (`momentum_buffer` ...), one tensor per shard; empty before a step."""
+        """Returns state by torch's names (`momentum_buffer`), one tensor per shard; empty before a step."""
         found: dict[str, list[Tensor]] = {}
         for anchor in self._anchors:
             for key, value in self._state_of(anchor).items():
