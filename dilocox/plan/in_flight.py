@@ -23,10 +23,10 @@ def in_flight_bytes(
     its sum with the residual, with a lossy codec what the others decode from the own messages, and the mean.
     On top comes the largest of:
 
-    * the collective: encoded messages, own and received, values that are being decoded, and buffers of the
-      codec;
+    * the exchange: encoded messages, own and received, values that are being decoded, and what the codec
+      works on;
     * the figures of the sync: one tensor at a time twice in fp64, as values and as squares;
-    * with `eager`, the gradient that is formed when the sync is applied.
+    * with `eager`, the gradient that is put together when the sync is applied.
 
     Where a sync is applied at the next launch, the next pseudo-gradient has been measured by then.
 
@@ -40,19 +40,19 @@ def in_flight_bytes(
     is_low_rank = outer.codec == "low_rank"
     is_lossy = outer.codec != "none" and (num_islands > 1 or is_low_rank)
     held = 2 + outer.error_feedback + is_lossy  # copies of the fragment: pseudo-gradient and mean at least
-    collective = encoded_bytes(payload_bytes, num_islands)
+    exchange = encoded_bytes(payload_bytes, num_islands)
     if is_low_rank:
-        collective += 2 * largest  # a product of factors, in fp64
+        exchange += 2 * largest  # a product of factors, in fp64
     elif num_islands > 1:
         # Two islands: a second message is decoded while the sum of both is formed. More: the owned part as
         # averaged, and what its second encoding lost.
-        collective += 2 * fragment // num_islands
+        exchange += 2 * fragment // num_islands
         if outer.codec not in ("none", "bf16"):
-            collective += _SCRATCH * min(max(numels, default=0), _CHUNK_VALUES)
+            exchange += _SCRATCH * min(max(numels, default=0), _CHUNK_VALUES)
     figures = 4 * largest
     gradient = fragment if outer.delay_mode == "eager" else 0
     fresh = fragment if outer.delay_mode in ("delayed_keep", "delayed_reset", "eager") else 0
-    return held * fragment + max(collective, figures, gradient) + fresh
+    return held * fragment + max(exchange, figures, gradient) + fresh
 
 
 def encoded_bytes(payload_bytes: int, num_islands: int) -> int:
