@@ -8,7 +8,7 @@ rectangles, which it does accept, without a copy and without communication.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -109,7 +109,7 @@ def allocate(shards: Iterable[ParamShard], contents: Contents) -> ShardState:
     """Returns tensors on the CPU to load level 2 into, for what the checkpoint holds of these shards."""
     shards = list(shards)
     state = ShardState()
-    for kind in _outer_kinds(contents, {shard.name for shard in shards}):
+    for kind in sorted({key.split(".")[1] for key in contents if key.startswith("outer.")}):
         held = [shard for shard in shards if f"outer.{kind}.{shard.name}" in contents]
         state.tensors[kind] = {
             shard.name: shard.tensor.detach().to("cpu", copy=True)
@@ -124,19 +124,6 @@ def read_contents(folder: Path) -> Contents:
     """Returns the tensors that a checkpoint holds, by key; reads no values."""
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
-
-
-def _outer_kinds(contents: Contents, names: Container[str]) -> list[str]:
-    """Returns the kinds of level 2 that a checkpoint holds for some of these parameters."""
-    kinds = set()
-    for key in contents:
-        level, *words = key.split(".")
-        # Kinds (`optimizer.momentum_buffer`) and names both contain dots; the names are known.
-        for first in range(1, len(words)):
-            if level == "outer" and ".".join(words[first:]) in names:
-                kinds.add(".".join(words[:first]))
-                break
-    return sorted(kinds)
 
 
 def _in_row(shape: Shape, row: int, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:

@@ -25,23 +25,6 @@ def test_rectangles_are_the_range_in_order(shape):
         assert all(prod(sizes) > 0 for _, sizes in found)
 
 
-def test_kinds_with_dots_are_allocated_under_their_whole_name():
-    from dilocox.checkpoint.placed import allocate
-    from dilocox.param_shard import ParamShard
-
-    names = ("decoder.layers.0.input_layernorm.weight", "output_layer.weight")
-    shards = [ParamShard.whole(name, torch.ones(3)) for name in names]
-    kinds = ("anchor", "mode.reference", "optimizer.momentum_buffer", "pending.deltas")
-    contents = {f"outer.{kind}.{name}": None for kind in kinds for name in names}
-    contents |= {f"inner.exp_avg.{names[0]}": None, "outer.residual.decoder.layers.9.weight": None}
-    del contents[f"outer.optimizer.momentum_buffer.{names[1]}"]
-    found = allocate(shards, contents).tensors
-    assert tuple(found) == kinds
-    assert list(found["optimizer.momentum_buffer"]) == [names[0]]
-    assert float(found["mode.reference"][names[0]].sum()) == 3.0, "padding rows of weights stay as they are"
-    assert float(found["pending.deltas"][names[0]].sum()) == 0.0
-
-
 def _entries(rank):
     """What a rank would read of a checkpoint that lacks a key, or has it with another shape."""
     from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
