@@ -231,7 +231,7 @@ def markdown() -> str:
     lines = [
         "# Outer settings at equal tokens",
         "",
-        "Validation loss in nats a token (spread = half the range over the seeds), and what one run sends.",
+        "Validation loss in nats per token (spread = half the range over the seeds), and what one run sends.",
         "Every run has 20 outer steps. Outer lr, momentum and alpha are the best of a sweep on one seed, but",
         "where a row says whose they are. Differences are taken seed by seed (same data and first weights);",
         "± is the standard error of their mean.",

@@ -4,8 +4,8 @@
 
 The link rates follow from a blocking run measured first, so that the figures mean the same on any machine:
 
-* half:    one 4-bit exchange of a fragment takes half of H/P inner steps;
-* slow:    one fp32 exchange of the model takes twice as long as H inner steps (blocking: utilisation 0.33);
+* half:    one 4-bit sync of a fragment takes half of H/P inner steps;
+* slow:    one fp32 sync of the model takes twice as long as H inner steps (blocking: utilisation 0.33);
 * slowest: four times slower still (blocking: 0.11).
 
 On each link the same islands run streaming int4, and blocking fp32 DiLoCo on the slow ones; before and after
@@ -46,7 +46,7 @@ STREAMING = {
     "sync_interval": H, "num_fragments": P, "overlap_delay": TAU,
     "codec": "int4", "codec_block_size": 128, "error_feedback": True,
 }  # fmt: skip
-ROUNDS = {"half": (12, 0), "slow": (8, 2), "slowest": (14, 1)}
+OUTER_STEPS = {"half": (12, 0), "slow": (8, 2), "slowest": (14, 1)}
 """Outer steps of streaming and of blocking on each link."""
 
 
@@ -54,25 +54,25 @@ def main() -> int:
     step_s = train(None, {"method": "none"}, steps=2 * H)["step_s"]
     # What a byte costs in truth: headers, TCP, both levels on the same cores.
     guess = train(16 / step_s * PARAMETERS / H / 1e6, BLOCKING, steps=2 * H)
-    parameters, round_s = guess["parameters"], H * guess["step_s"]
+    parameters, interval_s = guess["parameters"], H * guess["step_s"]
     mbit_s = guess["mbit"] * guess["exchange_s"] / guess["num_syncs"]
     int4_mbit = mbit_s * 4.125 / 32
     links = {
-        "half": int4_mbit / (0.5 * round_s),
-        "slow": mbit_s / (2 * round_s),
-        "slowest": mbit_s / (8 * round_s),
+        "half": int4_mbit / (0.5 * interval_s),
+        "slow": mbit_s / (2 * interval_s),
+        "slowest": mbit_s / (8 * interval_s),
     }
     rows = {}
     for link, mbit in links.items():
-        streaming_rounds, blocking_rounds = ROUNDS[link]
+        streaming_steps, blocking_steps = OUTER_STEPS[link]
         rows[link] = {"mbit": round(mbit, 2)}
         if link == "half":
             rows[link]["alone before"] = train(mbit, {"method": "none"}, steps=4 * H)
-        rows[link]["streaming"] = train(mbit, STREAMING, steps=streaming_rounds * H)
+        rows[link]["streaming"] = train(mbit, STREAMING, steps=streaming_steps * H)
         if link == "half":
             rows[link]["alone after"] = train(mbit, {"method": "none"}, steps=4 * H)
-        if blocking_rounds:
-            rows[link]["blocking"] = train(mbit, BLOCKING, steps=blocking_rounds * H)
+        if blocking_steps:
+            rows[link]["blocking"] = train(mbit, BLOCKING, steps=blocking_steps * H)
         for name, sent_mbit, fragments, delay in (
             ("streaming", int4_mbit, P, TAU),
             ("blocking", mbit_s, 1, 0),
@@ -82,7 +82,7 @@ def main() -> int:
                     [int(sent_mbit * 1e6 / 8 / fragments)] * fragments,
                     sync_interval=H,
                     overlap_delay=delay,
-                    step_time_s=round_s / H,
+                    step_time_s=interval_s / H,
                     link_bps=mbit * 1e6,
                 )
                 rows[link][name]["predicted_utilisation"] = round(predicted, 3)

@@ -1,4 +1,4 @@
-"""Files and folders that are there in full or not at all, however their writing ends. No torch."""
+"""Files and folders that appear complete or not at all, even if writing them is interrupted. No torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def fsync(path: Path) -> None:
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
-    """Writes a file so that a reader sees the old content or the new one, never a part.
+    """Writes a file so that readers see the old content or the new one, never a part of it.
 
     Args:
         path: missing parent folders are made.
         durable: flush it to the disk before this returns, so that it also survives a power failure.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")  # islands on other hosts write it too
+    # A name of its own: islands on other hosts may write the same file.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         temporary.write_text(text)
         # The content must be on the disk before the name is: the other order can leave an empty file.
@@ -51,7 +52,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that gets the name `folder` when the context ends well, and goes away otherwise.
+    """Yields a temporary folder that is renamed to `folder` at the end, or removed after an error.
 
     Several processes may fill the same folder at once if they all write the same: the first one wins.
 
@@ -74,7 +75,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 class PendingFiles:
     """A context in which files are written under temporary names; `commit()` renames them all.
 
-    Leaving the context without `commit()`, for whatever reason, removes them.
+    Leaving the context without `commit()` removes them.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class PendingFiles:
                 temporary.unlink()
 
     def add(self, target: Path) -> Path:
-        """Temporary path, in the same folder, of a file that will be called `target`.
+        """Returns a temporary path, in the same folder, for a file that will be called `target`.
 
         Files get their names in the order of these calls.
         """
@@ -100,7 +101,7 @@ class PendingFiles:
         return temporary
 
     def commit(self) -> None:
-        """Flushes the files to the disk and names them; if one cannot be renamed, none is there."""
+        """Flushes the files to the disk and renames them; if one rename fails, all targets are removed."""
         for temporary in self._targets:
             fsync(temporary)
         placed: list[Path] = []

@@ -22,7 +22,7 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Backend:
-    """What an island computes on.
+    """Device and transport of an island.
 
     Attributes:
         device: `cpu`, or this rank's GPU.
@@ -57,7 +57,7 @@ class Island:
 
 
 def quiet_third_parties() -> None:
-    """Hides what megatron-core and torch say on import; call it before the first of those imports."""
+    """Hides import-time warnings of megatron-core and torch; call it before the first of those imports."""
     for module in ("megatron", "transformer_engine", "torchft", "torch"):
         warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
     for name in ("megatron", "torch.distributed", "torch.utils.cpp_extension"):
@@ -71,7 +71,7 @@ def choose_backend(device: Literal["auto", "cpu", "cuda"], local_rank: int = 0) 
         local_rank: number of this rank among those of its host; picks the GPU.
 
     Raises:
-        ConfigError: `cuda` is asked for and there is none, or fewer GPUs than ranks on this host.
+        ConfigError: `cuda` without a usable GPU, or fewer GPUs than ranks on this host.
     """
     num_gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if device == "cuda" and num_gpus == 0:
@@ -90,7 +90,7 @@ def choose_backend(device: Literal["auto", "cpu", "cuda"], local_rank: int = 0) 
 def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConfig) -> Island:
     """Joins the island's own world and sets up Megatron's groups and random generators.
 
-    Where no default process group exists yet, it is made from the environment that torchrun sets.
+    If no default process group exists, it is created from the environment that torchrun sets.
 
     Collective: all ranks of the island.
 
@@ -100,7 +100,7 @@ def init_island(backend: Backend, topology: Topology, *, rank: int, run: RunConf
 
     Raises:
         AssertionError: the world does not have the ranks that the layout needs; `dilocox train` compares them
-            before. What exists by then is undone.
+            before. What was set up before is undone.
     """
     with ExitStack() as undo:
         if backend.is_cuda:
@@ -142,7 +142,7 @@ def _leave_groups() -> None:
 def seed_generators(seed: int, topology: Topology, coordinate: Coordinate) -> None:
     """Seeds dropout: tensor parallel ranks share the stream of their stage and model copy.
 
-    Initial weights do not come from here, see `initial_weights`.
+    Initial weights do not use these generators, see `inner/initial_weights.py`.
     """
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 failed while running, 2 bad input (nothing was started).
     """
-    # torchft's Rust side logs every quorum tick at info level
+    # The Rust part of torchft logs every quorum tick at info level.
     os.environ.setdefault("RUST_LOG", "warn")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dilocox", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="dilocox")
     parser.description = "Train one language model on several GPU clusters joined by a slow network."
     parser.add_argument("--version", action="version", version=f"dilocox {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -96,7 +96,7 @@ def _train(args: argparse.Namespace) -> int:
         warn(config)
     from dilocox.pdeathsig import set_pdeathsig
 
-    set_pdeathsig(signal.SIGTERM)  # a rank that has lost its torchrun saves and leaves
+    set_pdeathsig(signal.SIGTERM)  # a rank whose torchrun has died saves and leaves
     from dilocox.backend import quiet_third_parties
 
     quiet_third_parties()  # before the next import, which brings in megatron-core
@@ -163,7 +163,7 @@ def _cache_dir() -> Path:
 
 
 def _fail(message: str, code: int) -> int:
-    # of the ranks of an island one speaks for all
+    # One rank of the island reports for all.
     if os.environ.get("RANK", "0") == "0":
         print(f"dilocox: error: {message}", file=sys.stderr)
     return code

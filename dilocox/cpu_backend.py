@@ -1,4 +1,4 @@
-"""Lets megatron-core run where there is no GPU (or where none should be used). Used by `backend` alone.
+"""Lets megatron-core run without a GPU (or without using it). Only `backend` imports it.
 
 megatron-core asks for CUDA by name in many places. While `CpuStandIn` is active in a thread, a CUDA
 device means the CPU, CUDA's random generator is the CPU's, and streams and events do nothing. Other

@@ -21,7 +21,7 @@ Reach = Literal["open", "refused", "timeout", "unreachable"]
 
 @dataclass(frozen=True)
 class Network:
-    """Questions to the operating system; tests hand in their own answers.
+    """Look-ups in the operating system; tests pass their own.
 
     Attributes:
         interfaces: addresses of each interface, IPv4 and IPv6, without scope.
@@ -66,7 +66,7 @@ def family_of(address: str) -> Family:
 
 
 def bound_port(address: str, port: int) -> int | None:
-    """The port that a bind to (address, port) gets, port 0 meaning any; None if it fails."""
+    """Returns the port that a bind to (address, port) gets, port 0 meaning any; None if it fails."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do: a port whose last connections are still in TIME_WAIT is free.
@@ -79,12 +79,12 @@ def bound_port(address: str, port: int) -> int | None:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether a local port can be listened on now."""
+    """Whether a local port is free now."""
     return bound_port("", port) is not None
 
 
 def reach(host: str, port: int, timeout_s: float) -> Reach:
-    """What a TCP connection attempt meets within a time."""
+    """Tries a TCP connection and returns how it ended."""
     try:
         socket.create_connection((host, port), timeout=timeout_s).close()
     except ConnectionRefusedError:
@@ -99,7 +99,7 @@ def reach(host: str, port: int, timeout_s: float) -> Reach:
 def name_lookup_s(address: str) -> float:
     """Seconds until the name server has answered for an address, or given up.
 
-    Asked as torch asks: in the IPv6 form, for which glibc passes by /etc/hosts.
+    Asked in the IPv6 form, as torch does; for this form glibc does not read /etc/hosts.
     """
     started = time.perf_counter()
     mapped = address if ":" in address else f"::ffff:{address}"
@@ -109,7 +109,7 @@ def name_lookup_s(address: str) -> float:
 
 
 def system_network() -> Network:
-    """The network of this host."""
+    """Returns the look-ups of this host."""
     return Network(interfaces=_interfaces, resolve=_resolve, route_source=_route_source)
 
 

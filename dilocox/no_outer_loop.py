@@ -1,6 +1,6 @@
 """The outer loop of islands that never meet (`outer.method: none`).
 
-It lives outside `dilocox.outer`, so that a plain Megatron trainer remains where level 2 is not there.
+It lives outside `dilocox.outer`, so that a plain Megatron trainer remains without level 2.
 """
 
 from __future__ import annotations

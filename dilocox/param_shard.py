@@ -1,12 +1,12 @@
-"""The one thing both levels share: named fp32 shards of the weights that this rank owns.
+"""What both levels share: named fp32 shards of the weights that this rank owns.
 
 Over the ranks of an island every parameter element is owned exactly once by each tensor parallel
 replica: data parallel ranks own disjoint shards, and the output layer's copy of a tied embedding on the
 last pipeline stage is owned by the first stage alone. Level 2 keeps anchor, momentum and residual on
 the same shards.
 
-A shard knows where it lies in the whole parameter, so that what is kept on shards can be written by one
-layout and read by another.
+A shard knows where it lies in the whole parameter, so that state on shards can be written by one layout and
+read by another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ParamShard:
         tensor: fp32 view of the master weights; writing to it and then calling `publish()` changes the
             model. Whole matrices and row blocks of data parallel ranks keep their matrix shape, shards of
             the distributed optimizer are 1-D.
-        role: where the parameter stands; final norm and output layer are `head`.
+        role: part of the model; final norm and output layer are `head`.
         layer: global layer number for role `layer`, else None.
         replicated: equal copies exist on the other tensor parallel ranks (norms, biases).
         counted: this rank counts the shard in norms and sizes (False on the copies of a replicated one).
@@ -95,7 +95,7 @@ class ParamShard:
 
 @dataclass
 class ShardState:
-    """What a part of level 2 keeps, in a form that a checkpoint can write and another layout can read.
+    """State of a part of level 2, in a form that a checkpoint can write and another layout can read.
 
     Attributes:
         tensors: by kind (`anchor`, `momentum`, `residual` ...) and name of the shard; fp32, shaped like

@@ -1,4 +1,4 @@
-"""Where an island is in the run. Level 2 owns the one value of it, level 1 and the metrics follow."""
+"""Where an island is in the run. Level 2 owns the position; level 1, data and metrics follow it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ParameterShape:
         name: for example `decoder.layers.7.mlp.linear_fc1.weight`.
         shape: of the whole parameter, before tensor parallel ranks split it.
         split_dim: dimension that tensor parallel ranks split; None = each of them has all of it.
-        role: where it stands; final norm and output layer are `head`.
+        role: part of the model; final norm and output layer are `head`.
         layer: global layer number for role `layer`, else None.
         tied_copy: the last stage's copy of a tied embedding, which is no parameter of its own.
     """

@@ -10,16 +10,16 @@ from dilocox.metrics.recorder import Recorder
 from dilocox.stop import StopRequest
 
 MAX_WAIT_S = 1.0
-"""Seconds of training after which a request to stop is noticed, if steps last as long as the last ones."""
+"""Longest delay of a request to stop, if steps take as long as the previous ones."""
 
 
 class StepReports:
-    """Inner steps that are done and not recorded yet.
+    """Inner steps that are done and whose losses are not known yet.
 
-    Losses stay on the device, and no rank asks the others anything, until a collective is due: at a line of
-    the log, before a validation, a checkpoint or the end, at a step of `run.exit_interval`, and after as many
+    Losses stay on the device, and the ranks do not communicate, until a collective is due: at a line of the
+    log, before a validation, a checkpoint or the end, at a step of `run.exit_interval`, and after as many
     steps as fit into `MAX_WAIT_S`. When it is due follows from values that are equal on all ranks of the
-    island: the step numbers, and a step time that the ranks agreed on in the collective before.
+    island: the step numbers, and a step time that the ranks agreed on in the previous collective.
 
     Attributes:
         stop_requested: some rank of the island had a reason to stop at the last collective.
@@ -46,11 +46,12 @@ class StepReports:
         self._stop = stop
         self._clock = clock
         self._since_s = clock()
-        self._max_steps = 1  # nothing is known about the step time yet
+        # The step time is not known yet.
+        self._max_steps = 1
         self._pending: list[InnerReport] = []
 
     def add(self, report: InnerReport) -> None:
-        """Keeps a step whose record is queued in the recorder."""
+        """Adds a step whose record is queued in the recorder."""
         self._pending.append(report)
 
     def is_due(self, inner_step: int) -> bool:
@@ -62,7 +63,7 @@ class StepReports:
         return len(self._pending) >= self._max_steps
 
     def flush(self, inner_step: int) -> None:
-        """Records what is pending, and asks all ranks whether one of them has a reason to stop.
+        """Sums the pending losses and the votes to stop over the ranks, and records the losses.
 
         Collective: all ranks of the island, with the same steps pending; no-op without any.
         """
@@ -70,10 +71,13 @@ class StepReports:
             return
         reports, self._pending = self._pending, []
         now_s = self._clock()
+        # Signals reach the ranks at different times; the vote makes all of them stop after the same step.
         vote = float(self._stop.check(inner_step))
         losses, (votes, seconds) = self._inner.mean_losses(reports, vote, now_s - self._since_s)
         self._since_s = now_s
+        # Losses must be settled in the order in which their steps were queued.
         self._recorder.settle(losses)
+        # From the mean over the ranks: own clocks differ, and `is_due` must be equal on all ranks.
         num_ranks = self._inner.island.topology.ranks_per_island
         self._max_steps = steps_within(MAX_WAIT_S, step_s=seconds / num_ranks / len(reports))
         if votes > 0:
@@ -82,5 +86,5 @@ class StepReports:
 
 
 def steps_within(wait_s: float, *, step_s: float) -> int:
-    """Steps of `step_s` seconds that fit into `wait_s` seconds; at least one."""
+    """Returns how many steps of `step_s` seconds fit into `wait_s` seconds; at least one."""
     return max(1, int(wait_s / max(step_s, 1e-6)))

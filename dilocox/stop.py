@@ -1,4 +1,4 @@
-"""When a run must stop before its last step: signals, `exit_interval`, a time limit, a vanished launcher."""
+"""When a run must stop before its last step: signals, `exit_interval`, a time limit, a lost launcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Notes reasons to stop; the loop asks after each inner step.
+    """Notes reasons to stop; `StepReports` checks them.
 
     Signals only set a flag: the step that is running ends, then all ranks of the island save and leave
     together. Repeated signals change nothing (torchrun, srun and a batch script often send one each).
@@ -35,7 +35,7 @@ class StopRequest:
         return self.reason is not None
 
     def check(self, inner_steps_done: int) -> bool:
-        """Looks at clock, counters and parent; True if this rank has a reason to stop."""
+        """Checks clock, step count and parent; True if this rank has a reason to stop."""
         if self.reason is None:
             if self._interval is not None and inner_steps_done % self._interval == 0:
                 self.reason = f"run.exit_interval {self._interval}"
@@ -46,12 +46,12 @@ class StopRequest:
         return self.is_set
 
     def note(self, reason: str) -> None:
-        """Takes over a reason that another rank has; the first one stays."""
+        """Notes a reason; the first one stays."""
         if self.reason is None:
             self.reason = reason
 
     def restore(self) -> None:
-        """Gives the signals back."""
+        """Restores the signal handlers that were there before."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

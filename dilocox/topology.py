@@ -1,4 +1,4 @@
-"""Pure integers: where a rank stands in its island. No torch, no process groups.
+"""Pure integers: coordinates of ranks in their island. No torch, no process groups.
 
 Megatron's order of ranks inside an island is tp fastest, then dp, then pp.
 """

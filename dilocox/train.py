@@ -70,13 +70,14 @@ def loop(trainer: Trainer) -> Status:
 
 
 def close(trainer: Trainer, status: Status) -> None:
-    """Leaves the anchor in the model, saves, generates a sample, and writes the summary.
+    """Ends a run: puts the anchor into the model, saves, generates a sample, and writes the summary.
 
     Collective: all ranks of the island.
     """
     trainer.throughput.stop()
     sample = None
     if status == "completed":
+        # Before the checkpoint: the model of a completed run is the anchor, on all islands.
         trainer.load_anchors()
         trainer.evaluate()
         trainer.save()
@@ -91,6 +92,7 @@ def close(trainer: Trainer, status: Status) -> None:
         predicted_bytes=_predicted_bytes(trainer),
         sample=sample,
     )
+    # Everything above is collective; one rank writes.
     if trainer.context.rank != 0:
         return
     summary = island_summary(
@@ -106,10 +108,10 @@ def close(trainer: Trainer, status: Status) -> None:
 
 
 def check(config: Config, context: RankContext) -> None:
-    """Finds what would stop this rank later; starts nothing.
+    """Checks everything that would stop this rank later; starts nothing.
 
     Raises:
-        ConfigError: a setting does not fit this host, or islands have no place to meet.
+        ConfigError: a setting does not fit this host, or `wan.lighthouse` is missing.
     """
     chosen = choose_backend(config.run.device, context.local_rank)
     check_device(config, device="cuda" if chosen.is_cuda else "cpu")
@@ -132,14 +134,14 @@ def check(config: Config, context: RankContext) -> None:
 
 
 def _sample(trainer: Trainer) -> str:
-    """Text that the model generates, the prompt included; the text of a NullTokenizer is numbers."""
+    """Returns generated text with its prompt; with a NullTokenizer it is numbers."""
     prompt = "" if trainer.config.data.tokenizer_type == "NullTokenizer" else SAMPLE_PROMPT
     seed = trainer.config.run.seed
     return prompt + generate(trainer.inner, trainer.tokenizer, prompt, num_tokens=SAMPLE_TOKENS, seed=seed)
 
 
 def _anchor_hash(trainer: Trainer) -> str:
-    """Hash over the anchors of all ranks of the island; equal on all islands."""
+    """Returns the hash over the anchors of all ranks of the island; equal on all islands."""
     anchors = trainer.outer.anchors() or [shard.tensor for shard in trainer.masters.shards]
     hashes: list[str] = [""] * trainer.island.topology.ranks_per_island
     dist.all_gather_object(hashes, hash_tensors(anchors), group=trainer.island.control_group)
@@ -147,7 +149,7 @@ def _anchor_hash(trainer: Trainer) -> str:
 
 
 def _predicted_bytes(trainer: Trainer) -> int:
-    """Payload bytes of the island that the formula gives for the syncs done."""
+    """Returns the payload bytes of the island that the formula gives for the syncs done."""
     total = torch.tensor(trainer.outer.predicted_bytes())
     dist.all_reduce(total, group=trainer.island.control_group)
     return int(total)

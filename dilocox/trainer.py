@@ -1,4 +1,4 @@
-"""One rank's part of a run: both levels, and what is measured and saved around the loop."""
+"""One rank's part of a run: builds both levels, and records, validates and saves around the loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankContext:
-    """Which rank this process is, as torchrun's environment says.
+    """Which rank this process is, from torchrun's environment.
 
     Attributes:
         rank: in the island's own world.
@@ -54,14 +54,14 @@ class RankContext:
 
 
 class Trainer:
-    """Both levels of one rank, and what is measured and saved around the loop.
+    """Both levels of one rank, with metrics and checkpoints.
 
-    A context: leaving it closes everything. A constructor that fails closes what it has made.
+    A context: leaving it closes everything. A constructor that fails closes what it has opened.
 
     Collective: every method, by all ranks of the island.
 
     Attributes:
-        outer: level 2; it owns the position of the run, which level 1, data and metrics follow.
+        outer: level 2; it owns the position of the run. Level 1, data and metrics follow it.
     """
 
     def __init__(self, config: Config, context: RankContext, data: ResolvedData, *, resume: bool) -> None:
@@ -78,6 +78,7 @@ class Trainer:
             self.island = backend.init_island(chosen, topology, rank=context.rank, run=config.run)
             undo.callback(backend.shutdown, self.island)
             self._build_level_1(data, undo)
+            # Before level 2 is built: its anchors start as copies of the masters.
             loaded = self._load() if resume or config.checkpoint.load else None
             self._schedule_step = 0 if loaded is None else loaded.iteration
             self.recorder = Recorder(
@@ -90,6 +91,7 @@ class Trainer:
             undo.callback(self.recorder.close)
             self.outer = self._build_level_2(data.tokenizer_identity)
             undo.callback(self.outer.close)
+            # After the recorder was opened, which first drops the records that a resumed run repeats.
             if loaded is not None:
                 self._restore(loaded)
             self._reports = StepReports(
@@ -110,7 +112,8 @@ class Trainer:
         self.batches.close()
         self.recorder.close()
         self.stop.restore()
-        if exception[0] is None:  # after a failure a rank may be inside a collective: do not wait for it
+        # After a failure another rank may be inside a collective: leaving the groups would wait for it.
+        if exception[0] is None:
             backend.shutdown(self.island)
 
     @property
@@ -119,7 +122,7 @@ class Trainer:
         return self.outer.position.inner_step
 
     def start(self) -> None:
-        """Meets the other islands and takes the first validation."""
+        """Meets the other islands, and validates before the first step."""
         self.outer.join(self._schedule_step)
         self._follow_position()
         parameters = count_parameters(self.config.model, self.config.parallel, vocab_size=self.vocab_size)
@@ -132,15 +135,17 @@ class Trainer:
         self.throughput.start()
 
     def step(self) -> InnerReport:
-        """Level 1: takes one optimizer step, and queues its record."""
+        """Takes one optimizer step of level 1."""
         report = self.inner.step(self.batches.take(), self.outer.reduce_gradients)
+        # Learning rate and batches have moved by themselves, so both counts move here.
         self._schedule_step += 1
         self.outer.step_done(report.num_tokens)
         return report
 
     def after_step(self, report: InnerReport) -> None:
-        """Records a finished step; validates and saves when it is time."""
+        """Records a finished step; validates and saves where these are due."""
         self.throughput.add_step(tokens=report.num_tokens, compute_s=report.step_time_s)
+        # The record belongs to the step that was trained, before an APPLY moved the position.
         self._record(report)
         self._follow_position()
         inner_step = self.inner_step
@@ -153,7 +158,7 @@ class Trainer:
             self.save()
 
     def must_stop(self) -> bool:
-        """Whether any rank of the island had a reason to stop when the ranks last met."""
+        """Whether any rank of the island had a reason to stop at their last collective."""
         if self._reports.stop_requested:
             self.recorder.event("stop", self.inner_step, reason=self.stop.reason)
         return self._reports.stop_requested
@@ -162,6 +167,7 @@ class Trainer:
         """Validates the anchor (without one, the local weights); no-op with `logging.eval_iters` 0."""
         if self.config.logging.eval_iters == 0:
             return
+        # Pending losses first: the log keeps the order of steps and validations.
         self._reports.flush(self.inner_step)
         anchors = self.outer.anchors()
         batches = self.data.validation_batches(self.config.logging.eval_iters)
@@ -190,7 +196,7 @@ class Trainer:
         self.recorder.event("checkpoint", self.inner_step, folder=str(path))
 
     def load_anchors(self) -> None:
-        """Replaces the model's weights by the anchors, if there are any."""
+        """Replaces the model's weights by the anchors, if the method has any."""
         if (anchors := self.outer.anchors()) is not None:
             self.masters.load(anchors)
 
@@ -236,10 +242,9 @@ class Trainer:
         return build_outer_loop(config, parts)
 
     def _follow_position(self) -> None:
-        """Moves learning rate and batches to where level 2 says the run is.
+        """Moves learning rate and batches to the position of level 2.
 
-        An island that was behind takes the weights of the others, and then the place in the run that goes
-        with them.
+        An island that was behind has received the weights of the others, and with them their position.
         """
         if (ahead := self.inner_step - self._schedule_step) == 0:
             return
@@ -248,8 +253,8 @@ class Trainer:
         self.batches.seek(self.inner_step)
 
     def _record(self, report: InnerReport) -> None:
-        """Queues the record of the step just done; its loss comes when the ranks meet."""
-        inner_step = self._schedule_step  # the position may already be another one
+        """Queues the record of the step just done; its loss follows with the next `StepReports.flush`."""
+        inner_step = self._schedule_step
         self.recorder.queue_inner(
             InnerRecord(
                 inner_step=inner_step,
@@ -265,7 +270,7 @@ class Trainer:
             self.recorder.event("skipped_step", inner_step)
 
     def _load(self) -> Loaded | None:
-        """The newest checkpoint of this island; None where there is none yet."""
+        """Loads the newest checkpoint of this island; None if there is none."""
         self._loaded_from = checkpoint_dir_of(self.config)
         if self.config.checkpoint.load:
             self._loaded_from = load_dir_of(self.config)
@@ -274,7 +279,7 @@ class Trainer:
         return None if iteration is None else source.load(self._train_state(), iteration)
 
     def _restore(self, loaded: Loaded) -> None:
-        """Gives level 2 and the clocks what a checkpoint held for them; level 1 has it already."""
+        """Restores level 2 and the clocks; level 1 was restored by `_load`."""
         self.outer.load_state_dict(loaded.outer)
         self.throughput.load_state_dict(loaded.common["throughput"])
         directory = self._checkpoints(self._loaded_from).directory

@@ -45,7 +45,7 @@ def _groups(rank, config):
         "dp": parallel_state.get_data_parallel_group(),
         "pp": parallel_state.get_pipeline_model_parallel_group(),
         "control": island.control_group,
-        "exchange": island.sync_group,
+        "sync": island.sync_group,
     }
     return island.coordinate, {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
 
@@ -62,7 +62,7 @@ def test_groups_are_those_of_the_topology():
                 for rank, other in enumerate(coordinates)
                 if all(getattr(other, name) == getattr(coordinate, name) for name in others)
             ]
-        assert groups["control"] == groups["exchange"] == list(range(8))
+        assert groups["control"] == groups["sync"] == list(range(8))
 
 
 def _wrong_size(rank, config):

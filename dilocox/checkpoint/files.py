@@ -19,12 +19,12 @@ _UNFINISHED = ".unfinished"
 
 
 def folder_of(directory: Path, iteration: int) -> Path:
-    """Where the checkpoint of an iteration lies."""
+    """Returns the folder of the checkpoint of an iteration."""
     return directory / f"iter_{iteration:07d}"
 
 
 def latest(directory: Path) -> int | None:
-    """Iteration of the newest complete checkpoint; None where there is none.
+    """Returns the iteration of the newest complete checkpoint; None where there is none.
 
     Raises:
         CheckpointError: the tracker names a checkpoint that is not there, or is not a number.
@@ -42,7 +42,7 @@ def latest(directory: Path) -> int | None:
 
 
 def iterations(directory: Path) -> list[int]:
-    """Iterations of all complete checkpoints, oldest first."""
+    """Returns the iterations of all complete checkpoints, oldest first."""
     if not directory.is_dir():
         return []
     matches = (_FOLDER.match(entry.name) for entry in directory.iterdir())
@@ -50,7 +50,7 @@ def iterations(directory: Path) -> list[int]:
 
 
 def begin(directory: Path, iteration: int) -> Path:
-    """Makes an empty folder to write a checkpoint into; it counts for nothing until `commit`."""
+    """Makes an empty folder to write a checkpoint into; no reader looks at it until `commit`."""
     unfinished = unfinished_of(directory, iteration)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -58,18 +58,18 @@ def begin(directory: Path, iteration: int) -> Path:
 
 
 def unfinished_of(directory: Path, iteration: int) -> Path:
-    """The folder that `begin` makes."""
+    """Returns the folder that `begin` makes."""
     return directory / (_UNFINISHED + folder_of(directory, iteration).name)
 
 
 def contents(folder: Path) -> dict[str, int]:
-    """Bytes of every file in a folder, by its path there."""
+    """Returns the bytes of every file in a folder, by its path there."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 def check_complete(folder: Path, expected: dict[str, int]) -> None:
-    """Compares a checkpoint's files with what they were when it was written.
+    """Compares a checkpoint's files with those listed when it was written.
 
     Raises:
         CheckpointError: names the first file that is missing or has another size.
@@ -90,6 +90,8 @@ def commit(directory: Path, iteration: int, *, retain: int) -> None:
         retain: number of newest checkpoints to keep, at least one.
     """
     unfinished, final = unfinished_of(directory, iteration), folder_of(directory, iteration)
+    # Contents reach the disk before the name does, and the name before the tracker: after a power failure the
+    # tracker must not name a checkpoint with holes.
     for entry in sorted(unfinished.rglob("*")):
         fsync(entry)
     fsync(unfinished)
@@ -108,7 +110,7 @@ def commit(directory: Path, iteration: int, *, retain: int) -> None:
 
 
 def abandon(directory: Path, iteration: int) -> None:
-    """Removes what a failed save has written, and with it the space that it took."""
+    """Removes what a failed save has written, so that it takes no space."""
     shutil.rmtree(unfinished_of(directory, iteration), ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Which run a checkpoint belongs to: what must be equal to load it, and what may differ. No torch here."""
+"""Identity of a checkpoint: which settings must be equal to load it, and which may differ. No torch here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dilocox.errors import CheckpointError
 FORMAT = 2
 IDENTITY_FILE = "dilocox.json"
 OLD_READERS = {1: "version 0.1.0 (commit ea94644)"}
-"""Which version of dilocox reads a format that this one does not."""
+"""Versions of dilocox that read formats which this one does not."""
 
 LAYOUT_LEAVES = (
     "parallel.tensor_model_parallel_size",
@@ -36,7 +36,7 @@ FREE_LEAVES = frozenset({"run.name", *LAYOUT_LEAVES})
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides which shards a rank holds."""
+    """The settings that decide which shards a rank holds."""
 
     tp: int
     pp: int
@@ -59,7 +59,7 @@ class Layout:
 
 
 def identity_of(config: Config, vocab_size: int) -> dict[str, Any]:
-    """What the identity file says of a run.
+    """Returns the content of the identity file of a run.
 
     Args:
         config: resolved.

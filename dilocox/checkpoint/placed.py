@@ -2,8 +2,8 @@
 
 Every entry is one whole parameter of one kind (`inner.master.NAME`, `inner.exp_avg.NAME`,
 `outer.anchor.NAME` ...) in global coordinates. A shard may be any contiguous range of its block, which
-megatron-core's `ShardedTensor` does not take ("flattened_range is not supported"); such a range is a few
-rectangles, and those it takes, without a copy and without communication.
+megatron-core's `ShardedTensor` does not accept ("flattened_range is not supported"). Such a range is a few
+rectangles, which it does accept, without a copy and without communication.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WEIGHTS = ("anchor", "mode_reference")
 
 
 def rectangles(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
-    """Cuts a range of the flattened tensor into rectangles, in the order of their elements.
+    """Splits a range of the flattened tensor into rectangles, in the order of their elements.
 
     Args:
         shape: of the tensor.
@@ -57,7 +57,7 @@ def rectangles(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Sha
 
 
 def entries_to_save(prefix: str, kinds: Mapping[str, Iterable[ParamShard]]) -> dict[str, ShardedTensor]:
-    """This rank's part of the checkpoint: what other ranks do not write as well.
+    """Returns this rank's part of the checkpoint; no other rank writes these elements.
 
     Args:
         prefix: `inner` or `outer`.
@@ -75,7 +75,7 @@ def entries_to_save(prefix: str, kinds: Mapping[str, Iterable[ParamShard]]) -> d
 def entries_to_load(
     prefix: str, kinds: Mapping[str, Iterable[ParamShard]], contents: Contents
 ) -> dict[str, ShardedTensor]:
-    """What this rank reads: loading these fills the shards' tensors.
+    """Returns what this rank reads: loading these entries fills the shards' tensors.
 
     Raises:
         CheckpointError: the checkpoint lacks one of them, or holds it with another shape. The vocabulary's
@@ -97,7 +97,7 @@ def entries_to_load(
 
 
 def place(shards: Iterable[ParamShard], state: ShardState) -> dict[str, list[ParamShard]]:
-    """The tensors of level 2 with their places, by kind: those kinds and shards that there are."""
+    """Returns the tensors of level 2 as shards with global coordinates, by kind."""
     by_name = {shard.name: shard for shard in shards}
     if dotted := [kind for kind in state.tensors if "." in kind]:
         raise AssertionError(f"a kind ends at the first dot of its key, so {dotted} could not be read back")
@@ -108,7 +108,7 @@ def place(shards: Iterable[ParamShard], state: ShardState) -> dict[str, list[Par
 
 
 def allocate(shards: Iterable[ParamShard], contents: Contents) -> ShardState:
-    """Tensors on the CPU to load level 2 into, for the kinds and parameters that a checkpoint holds."""
+    """Returns tensors on the CPU to load level 2 into, for what the checkpoint holds of these shards."""
     shards = list(shards)
     state = ShardState()
     for kind in sorted({key.split(".")[1] for key in contents if key.startswith("outer.")}):
@@ -123,7 +123,7 @@ def allocate(shards: Iterable[ParamShard], contents: Contents) -> ShardState:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Tensors that a checkpoint holds, by key; reads no values."""
+    """Returns the tensors that a checkpoint holds, by key; reads no values."""
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
@@ -135,7 +135,7 @@ def _in_row(shape: Shape, row: int, start: int, stop: int) -> Iterator[tuple[Sha
 
 
 def _entries(key: str, shard: ParamShard, global_shape: Shape) -> Iterator[tuple[str, ShardedTensor]]:
-    """The shard as rectangles of the global tensor; rows that `global_shape` has not are left out."""
+    """Yields the shard as rectangles of the global tensor, without rows beyond `global_shape`."""
     values = shard.tensor.detach().view(-1)
     done = 0
     rows = global_shape[0]

@@ -1,9 +1,9 @@
 """Both levels as one record: Megatron's distributed format, plus what belongs to the run and to each rank.
 
 iter_0000100/   *.distcp, .metadata ...   tensors of both levels in global coordinates, for any layout
-                dilocox.json              which run this is, and plain values of both levels and the caller
-                rank_0000.pt ...          what only the same layout can use: random generators of each rank,
-                                          and what level 2 cannot express in global coordinates
+                dilocox.json              identity of the run, and plain values of both levels and the caller
+                rank_0000.pt ...          only for the same layout: random generators of each rank, and what
+                                          level 2 cannot express in global coordinates
 
 The model's weights are not in it: they are the masters, rounded to the working dtype.
 """
@@ -52,14 +52,14 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint held for the caller.
+    """Content of a checkpoint that the caller restores.
 
     Attributes:
         iteration: inner steps done.
         common: equal on all ranks, as given to `save`.
         outer: of level 2, for the shards of this rank; `layout_bound` is empty if the layout changed.
-        layout_changed: one sentence for the log if another layout has written it, else None; the random
-            generators of all ranks have then been seeded anew, from the seed and the iteration.
+        layout_changed: one sentence for the log if another layout wrote it, else None. In that case the
+            random generators of all ranks were seeded anew, from the seed and the iteration.
     """
 
     iteration: int
@@ -72,7 +72,7 @@ class Checkpoints:
     """The checkpoints of one island.
 
     Args:
-        directory: the island's folder, on a file system that all its ranks see.
+        directory: the island's folder, on a file system shared by all its ranks.
         config: resolved; only a checkpoint of a run with the same settings is loaded, whatever its layout.
         vocab_size: of the tokenizer, before padding.
     """
@@ -92,7 +92,7 @@ class Checkpoints:
         common: dict[str, Any],
         retain: int,
     ) -> Path:
-        """Writes one checkpoint and returns its folder. Training continues as if it had not been written.
+        """Writes one checkpoint and returns its folder. Changes no state of the training.
 
         Collective: all ranks of the island.
 
@@ -107,6 +107,8 @@ class Checkpoints:
         """
         folder = checkpoint_files.unfinished_of(self.directory, iteration)
         try:
+            # Each block is a barrier: the folder exists before ranks write to it, and all have written before
+            # rank 0 lists the files and gives the folder its name.
             with self._all_or_none():
                 if self._island.rank == 0:
                     checkpoint_files.begin(self.directory, iteration)
@@ -124,7 +126,8 @@ class Checkpoints:
                         },
                         "outer": outer.common,
                         "common": common,
-                        "files": checkpoint_files.contents(folder),  # last: of all that was written
+                        # Read after everything else was written; this file itself is not in it.
+                        "files": checkpoint_files.contents(folder),
                     }
                     identity = identity_of(self._config, self._vocab_size)
                     (folder / IDENTITY_FILE).write_text(json.dumps(identity | values, indent=1) + "\n")
@@ -149,6 +152,7 @@ class Checkpoints:
                 nothing has been loaded in these cases. Also where a complete file cannot be read; then the
                 model is unusable.
         """
+        # Everything that can be refused is refused here, on all ranks, before any state is changed.
         with self._all_or_none():
             folder = self._folder_to_load(iteration)
             identity = read_identity(folder, self._config, self._vocab_size)
@@ -164,12 +168,13 @@ class Checkpoints:
                 **entries_to_load("outer", place(state.masters.shards, outer), contents),
             }
         with self._all_or_none():
-            # Many ranks read the same elements (masters of data parallel ranks, replicated norms), which
-            # Megatron's check of the access pattern takes for an error.
+            # Many ranks read the same elements (masters of data parallel ranks, replicated norms); Megatron's
+            # check of the access pattern would report that as an error.
             dist_checkpointing.load(wanted, str(folder), validate_access_integrity=False)
         state.masters.copy_to_model()
         state.optimizer.load_state_dict(identity["inner"]["optimizer"])
-        state.scheduler.num_steps = 0  # loading adds to it
+        # `load_state_dict` of Megatron's scheduler adds the saved steps to those it has.
+        state.scheduler.num_steps = 0
         state.scheduler.load_state_dict(identity["inner"]["scheduler"])
         outer.common = identity["outer"]
         changed = None
@@ -184,8 +189,8 @@ class Checkpoints:
         return Loaded(identity["iteration"], identity["common"], outer, changed)
 
     def _save_tensors(self, folder: Path, state: TrainState, outer: ShardState) -> None:
-        # Megatron's writer collects its results in a queue that it keeps in a process of its own. Saving
-        # is synchronous here, so a plain queue does, and no process can be left behind.
+        # Megatron's writer collects its results in a queue that lives in a process of its own. Saving is
+        # synchronous here, so a plain queue is enough, and no process can be left behind.
         filesystem_async._results_queue = SimpleQueue()
         entries = {
             **entries_to_save("inner", state.masters.owned_state()),
@@ -216,17 +221,17 @@ class Checkpoints:
             torch.cuda.set_rng_state(state["cuda"])
 
     def _seed_anew(self, iteration: int) -> None:
-        """Streams of this layout that are not those of the run's beginning."""
+        """Seeds the generators with streams that differ from those at the start of the run."""
         seed = zlib.crc32(f"{self._config.run.seed}/{iteration}".encode())
         seed_generators(seed, self._island.topology, self._island.coordinate)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Raises on all ranks what any of them met inside the `with`."""
+        """Raises a `CheckpointError` on all ranks if any of them failed inside the `with`."""
         problem: BaseException | None = None
         try:
             yield
-        except (Exception, CheckpointException) as error:  # torch's is no `Exception`
+        except (Exception, CheckpointException) as error:  # torch's is a `BaseException`
             problem = error
         texts: list[str | None] = [None] * self._island.topology.ranks_per_island
         mine = None if problem is None else _describe(problem)
@@ -237,7 +242,7 @@ class Checkpoints:
 
 
 def _describe(problem: BaseException) -> str:
-    """One line, where torch's exception holds the tracebacks of all ranks."""
+    """Returns one line; torch's exception would print the tracebacks of all ranks."""
     if isinstance(problem, CheckpointException):
         failures = problem.failures.items()  # known to one rank only
         return "; ".join(f"rank {rank}: {error}" for rank, (error, _) in failures) or "another rank failed"

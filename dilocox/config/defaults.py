@@ -31,7 +31,7 @@ OUTER_DEFAULTS: dict[DelayMode, OuterDefaults] = {
     "streaming": OuterDefaults(0.7, 0.6),
     "delayed_keep": OuterDefaults(0.7, 0.6),
     "eager": OuterDefaults(1.0, 0.3),
-    "delayed_reset": OuterDefaults(0.4, 0.6),  # 0.7/0.9 diverges with a whole round of delay
+    "delayed_reset": OuterDefaults(0.4, 0.6),  # 0.7/0.9 diverges with a whole interval of delay
 }
 PLAIN_SGD_DEFAULTS = OuterDefaults(1.0, 0.0)  # averaging of the islands, as in FedAvg
 

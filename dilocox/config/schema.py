@@ -247,7 +247,7 @@ class WanConfig(Section):
     port_range: Annotated[str, Field(pattern=r"^\d+-\d+$")] | None = None
     """LOW-HIGH: ports for the island's store and membership server; default: any free port."""
     timeout_s: PositiveFloat = 120.0
-    """Longest wait for one exchange, in seconds; other timeouts are derived from it."""
+    """Longest wait for one operation of a sync, in seconds; other timeouts are derived from it."""
     min_islands: PositiveInt = 1
     """Fewest islands that a sync is committed with."""
     grace_s: PositiveFloat = 30.0

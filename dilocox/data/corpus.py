@@ -1,6 +1,6 @@
 """The demo's corpus: the Python sources of this interpreter's standard library, one document per file.
 
-Real text, always there, about 12 MB. Prepared once and kept in a folder named after its content.
+Real text that every machine has, about 12 MB. Prepared once and kept in a folder named after its content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VOCAB_SIZE = 2048
 _RECIPE_VERSION = 1
-"""Raise it when the same sources must give other files; old cache folders are then left alone."""
+"""Increased when the same sources must give other files; old cache folders stay as they are."""
 
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
@@ -47,7 +47,7 @@ class Corpus:
 def prepare_stdlib(
     cache_dir: Path, vocab_size: int | None = None, *, tokenizer: TokenizerSpec | None = None
 ) -> Corpus:
-    """The standard library as a corpus, from the cache if it is there.
+    """Returns the standard library as a corpus, from the cache if possible.
 
     Args:
         vocab_size: of the SentencePiece model to train; default 2048.
@@ -119,7 +119,7 @@ def _build(
 
 
 def _python_sources(root: Path) -> list[RawDocument]:
-    """Sources in an order that mixes the packages: Megatron's `split` cuts the end off for validation."""
+    """Returns sources in an order that mixes the packages: the end of it is used for validation."""
     files = [
         path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1])
     ]
@@ -147,7 +147,7 @@ def _cache_key(documents: Sequence[RawDocument], vocab_size: int, tokenizer: Tok
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Holds a lock of this machine; the kernel releases that of a process that dies."""
+    """Holds a lock of this machine; the kernel releases it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What an island reads: its own training documents, and the validation documents that all islands share.
+"""Batches of an island: its own training documents, and validation documents that all islands share.
 
 Every rank reads for itself from memory-mapped files; nothing is broadcast.
 """
@@ -32,9 +32,9 @@ LAST_STAGE_FIELDS = ("labels", "loss_mask")
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How the samples of one optimizer step fall on the data parallel ranks.
+    """Which samples of one optimizer step each data parallel rank gets.
 
-    Micro-batches go round the ranks, so a step has the same samples whatever the data parallel size.
+    Micro-batches are assigned to the ranks in turn: a step has the same samples for any data parallel size.
     """
 
     micro_batch_size: int
@@ -53,8 +53,8 @@ class BatchShape:
 class Data:
     """Batches of this rank.
 
-    Sample order is a function of (seed, island, consumed samples) alone, for a given `inner.train_iters`:
-    Megatron shuffles all the epochs of a run together.
+    Sample order depends only on (seed, island, consumed samples), for a given `inner.train_iters`: Megatron
+    shuffles all the epochs of a run together.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Data:
         self._fields = fields
 
     def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
-        """This rank's micro-batches, one list per step, until `inner.train_iters` steps are done.
+        """Yields this rank's micro-batches, one list per step, until `inner.train_iters` steps are done.
 
         Args:
             consumed_samples: samples the island has trained on; the next step starts there.
@@ -85,7 +85,7 @@ class Data:
             yield self._global_batch(self._train, first)
 
     def validation_batches(self, eval_iters: int) -> list[list[MicroBatch]]:
-        """The first global batches of the validation documents: the same ones on every call and island.
+        """Returns the first global batches of the validation documents: the same on every call and island.
 
         Args:
             eval_iters: at most `logging.eval_iters`.
@@ -99,11 +99,11 @@ class Data:
         return [self._micro_batch(dataset, numbers) for numbers in self._shape.sample_numbers(first)]
 
     def _micro_batch(self, dataset: GPTDataset | BlendedDataset, numbers: range) -> MicroBatch:
-        if not self._fields:  # a stage in the middle of the pipeline: its input comes from the stage before
+        if not self._fields:  # a middle stage: its input comes from the previous one
             return {}
         samples = [dataset[number] for number in numbers]
         batch = {name: torch.stack([sample[name] for sample in samples]) for name in self._fields}
-        # Megatron's parallel embedding would silently turn such a token into zeros
+        # Megatron's parallel embedding would silently turn such a token into zeros.
         largest = max(int(batch[name].max()) for name in ("tokens", "labels") if name in batch)
         if largest >= self._vocab_size:
             raise DataError(
@@ -128,7 +128,7 @@ def build_data(
 
     Args:
         resolved: from `prepare`.
-        coordinate: of this rank; its model copy decides the samples, its stage the fields that are read.
+        coordinate: of this rank; `dp` decides the samples, `pp` the fields that are read.
 
     Raises:
         ConfigError: the index files cannot be written.
@@ -159,7 +159,7 @@ def build_data(
 
 
 def fields_of(stage: int, *, num_stages: int) -> tuple[str, ...]:
-    """Fields of a micro-batch that a pipeline stage uses; a stage in the middle uses none."""
+    """Returns the fields of a micro-batch that a pipeline stage uses; a middle stage uses none."""
     first = FIRST_STAGE_FIELDS if stage == 0 else ()
     last = LAST_STAGE_FIELDS if stage == num_stages - 1 else ()
     return first + last

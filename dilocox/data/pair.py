@@ -1,4 +1,4 @@
-"""Looks into a `.bin/.idx` pair without torch: is it there, whole, and how large."""
+"""Inspects a `.bin/.idx` pair without torch: whether it exists and is complete, and its size."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 @dataclass(frozen=True)
 class PairInfo:
-    """What the index of a pair says.
+    """Facts from the index of a pair.
 
     Attributes:
         prefix: absolute path without extension.
-        version: changes whenever the pair is written anew; part of cache keys.
+        version: changes whenever the pair is rewritten; part of cache keys.
     """
 
     prefix: str
@@ -33,13 +33,13 @@ class PairInfo:
 
 
 def inspect_pair(prefix: str, *, field: str) -> PairInfo:
-    """Checks that both files are there and fit each other.
+    """Checks that both files exist and fit each other.
 
     Args:
         field: the setting that named the prefix, for errors.
 
     Raises:
-        ConfigError: a file is missing, is not an index, or the data file is cut off.
+        ConfigError: a file is missing or truncated, or is not an index.
     """
     base = Path(prefix).expanduser().absolute()
     index, data = Path(f"{base}.idx"), Path(f"{base}.bin")
@@ -71,7 +71,7 @@ def inspect_pair(prefix: str, *, field: str) -> PairInfo:
 
 
 def read_index(prefix: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Memory-mapped arrays of a pair that `inspect_pair` has found whole.
+    """Returns memory-mapped arrays of a pair that `inspect_pair` has checked.
 
     Returns: tokens of each sequence, shape [num_sequences]; first sequence of each document and then the
         total, shape [num_documents + 1].
@@ -85,7 +85,7 @@ def read_index(prefix: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 
 
 def _data_bytes(index: Path, num_sequences: int, token_bytes: int) -> int:
-    """Where the last sequence ends: its start plus its length."""
+    """Returns where the last sequence ends: its start plus its length."""
     lengths = np.memmap(index, np.int32, "r", offset=_HEADER.size, shape=(num_sequences,))
     starts = np.memmap(index, np.int64, "r", offset=_HEADER.size + 4 * num_sequences, shape=(num_sequences,))
     return int(starts[-1]) + int(lengths[-1]) * token_bytes

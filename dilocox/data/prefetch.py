@@ -1,4 +1,4 @@
-"""Reads the next batch while the current step runs."""
+"""Reads the next batch while the current step runs (level 1)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dilocox.data.datasets import MicroBatch
 
 
 class BatchSource(Protocol):
-    """`data.datasets.Data` is one."""
+    """Where batches come from, such as `data.datasets.Data`."""
 
     def batches(self, consumed_samples: int = 0) -> Iterator[list[MicroBatch]]:
-        """Micro-batches of this rank, one list per step."""
+        """Yields the micro-batches of this rank, one list per step."""
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A batch on the device of this rank, and what makes its copies complete (None on the CPU)."""
+    """A batch on the device of this rank, and the event that completes its copies (None on the CPU)."""
 
     microbatches: list[MicroBatch]
     copied: torch.cuda.Event | None
@@ -30,13 +30,12 @@ class _Ready:
 class Prefetcher:
     """Batches of one rank, each read, collated and moved to the device one step ahead by one thread.
 
-    Which samples a step gets depends on the number of steps done alone, so a position is all there is to
-    restore.
+    The samples of a step depend only on the number of steps done, so a resume needs nothing but `seek`.
 
-    Memory: one batch more than the step that runs; on CUDA both in pinned memory and on the device.
+    Memory: one batch beside that of the running step; on CUDA in pinned memory and on the device.
 
     Args:
-        source: opened data sets of this rank. The thread alone reads its training batches.
+        source: opened data sets of this rank. Only the thread reads training batches from it.
         global_batch_size: samples per inner step.
         device: where the training thread needs the batches.
     """
@@ -51,14 +50,14 @@ class Prefetcher:
         self._next: Future[_Ready | None] | None = None
 
     def seek(self, inner_step: int) -> None:
-        """The next batch is the one after `inner_step` inner steps."""
+        """Makes the next batch the one after `inner_step` inner steps."""
         self._settle()
         batches = self._source.batches(inner_step * self._global_batch_size)
         self._read = lambda: self._prepare(next(batches, None))
         self._next = self._thread.submit(self._read)
 
     def take(self) -> list[MicroBatch]:
-        """The micro-batches of the next inner step.
+        """Returns the micro-batches of the next inner step.
 
         Raises:
             DataError: a token is outside the vocabulary.
@@ -67,13 +66,14 @@ class Prefetcher:
         ready = self._next.result()
         if ready is None:
             raise IndexError("there are no batches after the last inner step")
+        # Only one batch ahead, and only now: an earlier start would hold a third batch in memory.
         self._next = self._thread.submit(self._read)
         if ready.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(ready.copied)
             for microbatch in ready.microbatches:
                 for values in microbatch.values():
-                    # The memory belongs to the copy stream's allocator: it is free when this stream is done.
+                    # Allocated on the copy stream: without this the allocator could reuse it too early.
                     values.record_stream(stream)
         return ready.microbatches
 
@@ -83,7 +83,8 @@ class Prefetcher:
         self._thread.shutdown()
 
     def _settle(self) -> None:
-        # The data sets are not made for two readers at once; an error of a batch that is not used is moot.
+        # Data sets allow one reader at a time, so the running read must end. Its batch is not used, and an
+        # error in it does not matter.
         if self._next is not None and not self._next.cancel():
             self._next.exception()
         self._next = None
@@ -94,7 +95,7 @@ class Prefetcher:
         if self._copy_stream is None:
             self._copy_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copy_stream):
-            # Only a copy from pinned memory overlaps with what the device computes.
+            # Only a copy from pinned memory overlaps with computation on the device.
             moved = [
                 {
                     name: values.pin_memory().to(self._device, non_blocking=True)

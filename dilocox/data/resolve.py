@@ -1,4 +1,4 @@
-"""From the `data` section to files that exist, before any process group does. No torch.
+"""Resolves the `data` section to existing files, before any process group exists. No torch.
 
 Every launcher calls `prepare` first: a missing file is one line and exit code 2, and the demo's corpus is
 made once instead of by every rank.
@@ -34,7 +34,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class ResolvedData:
-    """What the `data` section comes down to on this machine.
+    """The `data` section, resolved on this machine.
 
     Attributes:
         sites: one blend where the islands share a corpus and split its documents; one per island where each
@@ -49,7 +49,7 @@ class ResolvedData:
     tokenizer_identity: str
 
     def training_blend(self, island_id: int) -> Blend:
-        """The pairs an island trains on.
+        """Returns the pairs that an island trains on.
 
         Raises:
             ConfigError: they are not on this machine.
@@ -64,7 +64,7 @@ class ResolvedData:
         return blend
 
     def validation_blend(self) -> Blend:
-        """All pairs of the sites whose files are here, each site with the same weight."""
+        """Returns all pairs of the sites whose files are on this machine, each site with the same weight."""
         present = [blend for blend in self.sites if blend is not None]
         return Blend(
             pairs=tuple(pair for blend in present for pair in blend.pairs),
@@ -73,7 +73,7 @@ class ResolvedData:
 
 
 def prepare(config: Config, cache_dir: Path, *, island_id: int | None = None) -> ResolvedData:
-    """Finds the corpora and the tokenizer, and makes the demo's corpus if it is asked for.
+    """Finds the corpora and the tokenizer, and prepares the demo's corpus if the settings name it.
 
     Safe in any number of processes at once.
 
@@ -82,7 +82,7 @@ def prepare(config: Config, cache_dir: Path, *, island_id: int | None = None) ->
         island_id: with `island_data`, the island that runs here; only its files have to exist. None: all.
 
     Raises:
-        ConfigError: naming the setting whose file is missing or unusable.
+        ConfigError: names the setting whose file is missing or unusable.
     """
     data = config.data
     if data.island_data is None and data.data_path == "stdlib":

@@ -1,8 +1,8 @@
 """One Megatron data set with its index files: which documents, how many samples, in which order.
 
-The index files of a set lie in a folder of their own, whose name covers everything that decides their
-content. Megatron's own cache key leaves out which documents were chosen, and whether the pair was written
-anew; a stale hit would silently train on other data.
+The index files of a set are in a folder of their own, whose name is a hash of everything that decides their
+content. Megatron's own cache key does not contain which documents were chosen, nor whether the pair was
+rewritten; a stale hit would silently train on other data.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAX_SEED = 2**32
 
 
 def folder_name(samples: SampleSet) -> str:
-    """Name of the folder for the index files; equal names mean equal samples."""
+    """Returns the name of the folder for the index files; equal names mean equal samples."""
     content = json.dumps([megatron.core.__version__, asdict(samples)], sort_keys=True)
     return f"{Split(samples.part).name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def build_index(samples: SampleSet, cache: Path, tokenizer: Tokenizer) -> None:
-    """Writes the index files unless they are there. One rank per island calls it: Megatron wants rank 0.
+    """Writes the index files unless they exist. One rank per island calls it: Megatron requires rank 0.
 
     The folder gets its name when it is complete, so a killed run leaves no half-written index behind.
 
@@ -60,7 +60,7 @@ def load(samples: SampleSet, cache: Path, tokenizer: Tokenizer) -> GPTDataset | 
     """Opens a set whose index files have been built.
 
     Raises:
-        ConfigError: they are not there, as on a second node without a shared folder.
+        ConfigError: they are missing, as on a second node without a shared folder.
     """
     folder = cache / folder_name(samples)
     if not folder.is_dir():
@@ -90,7 +90,7 @@ def _open(samples: SampleSet, folder: Path, tokenizer: Tokenizer) -> GPTDataset 
 
 @dataclass(frozen=True)
 class _MegatronTokenizer:
-    """The three things that Megatron's data sets ask of a tokenizer."""
+    """The three attributes of a tokenizer that Megatron's data sets use."""
 
     vocab_size: int
     eod: int | None

@@ -1,6 +1,6 @@
 """Which documents a data set draws from, and whether they are enough. No torch, no megatron-core.
 
-So `dilocox launch` and every rank know before anything starts that a corpus is too small.
+`dilocox launch` and every rank check with it, before anything starts, that a corpus is large enough.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SampleSet:
 
 
 def train_set(config: Config, resolved: ResolvedData, island_id: int) -> SampleSet:
-    """Training samples of an island: its part of a shared corpus, or its site's own documents."""
+    """Returns the training samples of an island: its part of a shared corpus, or its site's documents."""
     return SampleSet(
         blend=resolved.training_blend(island_id),
         split=config.data.split,
@@ -60,7 +60,7 @@ def train_set(config: Config, resolved: ResolvedData, island_id: int) -> SampleS
 
 
 def validation_set(config: Config, resolved: ResolvedData) -> SampleSet | None:
-    """Validation samples, the same on all islands; None with `logging.eval_iters` 0."""
+    """Returns the validation samples, the same on all islands; None with `logging.eval_iters` 0."""
     if config.logging.eval_iters == 0:
         return None
     return SampleSet(
@@ -112,7 +112,7 @@ def check_size(samples: SampleSet, *, at_least: int, field: str, reader: str) ->
         needed = num_samples * samples.seq_length + 1
         lengths, _ = read_index(pair.prefix)
         chosen = documents_of(pair, samples)
-        # every sequence has a token: that many sequences are enough to look at
+        # Every sequence has at least one token, so no more sequences than tokens have to be read.
         num_tokens = int(lengths[chosen[:needed]].sum())
         if num_tokens < needed:
             share = f"{PARTS[samples.part]} share (data.split {samples.split})"
@@ -128,14 +128,14 @@ def check_size(samples: SampleSet, *, at_least: int, field: str, reader: str) ->
 
 
 def documents_of(pair: PairInfo, samples: SampleSet) -> NDArray[np.int32]:
-    """Sequences of a pair that a set draws from: the island's part of the set's share."""
+    """Returns the sequences of a pair that a set draws from: the island's part of the set's share."""
     lengths, document_ends = read_index(pair.prefix)
     begin, end = share_bounds(samples.split, samples.part, num_sequences=len(lengths))
     return choose_documents(document_ends, begin, end, island=samples.island, num_islands=samples.num_islands)
 
 
 def share_bounds(split: str, part: int, *, num_sequences: int) -> tuple[int, int]:
-    """First and last + 1 sequence of a share; cut where Megatron cuts it, to the last bit of the sums."""
+    """Returns first and last + 1 sequence of a share, with exactly Megatron's rounding."""
     shares = np.array([float(share) for share in split.split(",")], dtype=np.float64)
     shares = shares / shares.sum()
     ends = [0.0]
@@ -147,7 +147,7 @@ def share_bounds(split: str, part: int, *, num_sequences: int) -> tuple[int, int
 def choose_documents(
     document_ends: NDArray[np.int64], begin: int, end: int, *, island: int, num_islands: int
 ) -> NDArray[np.int32]:
-    """Sequences `begin` to `end` that belong to an island, whole documents at a time.
+    """Returns the sequences of [begin, end) that belong to an island, in whole documents.
 
     Neighbouring documents go to different islands, so that an ordered corpus is spread evenly.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dilocox.config.schema import DataConfig
 from dilocox.errors import ConfigError
 
 _SPACE_MARK = "\u2581"
@@ -22,7 +21,7 @@ _HF_EOD_CANDIDATES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eo
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package knows of a tokenizer."""
+    """Interface of a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
@@ -37,19 +36,19 @@ class Tokenizer(Protocol):
         """Equal for equal vocabularies; part of cache keys."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special tokens added.
+        """Returns the ids of a text, no special tokens added.
 
         Raises:
             ValueError: the text cannot be expressed (a lone surrogate, not a number, ...).
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids."""
+        """Returns the text of the ids."""
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Names a tokenizer; small enough to send to encoder processes."""
+    """Describes a tokenizer; small enough to send to encoder processes."""
 
     tokenizer_type: str
     tokenizer_model: str | None = None
@@ -59,7 +58,7 @@ class TokenizerSpec:
         """Loads the tokenizer.
 
         Raises:
-            ConfigError: naming `data.tokenizer_model`, `data.vocab_size` or `data.tokenizer_type`.
+            ConfigError: names `data.tokenizer_model`, `data.vocab_size` or `data.tokenizer_type`.
         """
         match self.tokenizer_type:
             case "NullTokenizer":
@@ -90,13 +89,8 @@ class TokenizerSpec:
         return path
 
 
-def build_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that the `data` section names (see `TokenizerSpec.build`)."""
-    return TokenizerSpec(config.tokenizer_type, config.tokenizer_model, config.vocab_size).build()
-
-
 class NullTokenizer:
-    """Text that already is ids: numbers with blanks between them. The last id ends a document."""
+    """For text that consists of ids: numbers separated by blanks. The last id ends a document."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -186,7 +180,7 @@ class HuggingFaceTokenizer:
         return text
 
     def _find_eod(self, tokenizer_config: Path) -> int | None:
-        """The `eos_token` of the file next to the tokenizer, else the first well-known name it has."""
+        """Returns the `eos_token` of the file next to the tokenizer, else the first well-known one it has."""
         candidates = list(_HF_EOD_CANDIDATES)
         if tokenizer_config.is_file():
             named = json.loads(tokenizer_config.read_text(encoding="utf-8")).get("eos_token")

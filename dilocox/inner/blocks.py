@@ -31,11 +31,11 @@ class Block:
 
 
 def block_of(name: str, parameter: Tensor, *, swiglu: bool, tp_rank: int, tp_size: int) -> Block:
-    """The block that a parameter of this rank is.
+    """Returns the block of the whole parameter that this rank holds.
 
     Args:
         name: global parameter name.
-        parameter: marked by Megatron where it is tensor parallel.
+        parameter: of this rank; Megatron marks tensor parallel ones.
     """
     shape = list(parameter.shape)
     dim: int | None = parameter.partition_dim if is_tensor_parallel(parameter) else None  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Initial weights that do not depend on the layout: TP2, PP2 or one rank start from the same model.
 
 Every parameter has a random stream of its own, keyed by seed and global name, for its full shape; a rank
-keeps its part. NumPy's generator is used, because torch's gives other last bits on CPUs with other vector
-units, and islands on different machines have to start equal.
+keeps its part. NumPy's generator is used: torch's gives other last bits on CPUs with other vector units, and
+islands on different machines must start with equal weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fp32 master weights of this rank, as level 2 and the checkpoint see them (level 1 side of `shards`)."""
+"""The fp32 master weights of this rank, as level 2 and the checkpoint see them (level 1)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Held:
 
 
 class MasterWeights:
-    """Masters of one rank, whichever Megatron optimizer holds them.
+    """Masters of one rank, for every Megatron optimizer.
 
     Without the distributed optimizer every data parallel rank holds all masters of its model part; the
     ranks then own row blocks of each. With it a rank holds, and owns, flat shards. The last stage's copy
@@ -62,13 +62,13 @@ class MasterWeights:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Makes masters and model weights of all replicas follow the shards, bit for bit.
+        """Copies the shards to the masters and model weights of all replicas, bit for bit.
 
         Collective: all ranks of the island.
         In place: masters of other data parallel ranks, the last stage's tied embedding, model weights.
         Memory: without the distributed optimizer 1/DP of this rank's masters.
         """
-        # The copies inside a stage first: the first stage's embedding must be whole before it is sent.
+        # Inside a stage first: the embedding must be complete before it is copied to the last stage.
         if self._island.topology.dp > 1:
             self._share_rows()
         if self._tied is not None:
@@ -77,7 +77,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """Makes the model weights follow the masters, where all replicas hold equal ones already.
+        """Copies the masters to the model weights, where all replicas hold equal masters already.
 
         Collective: all ranks of the island.
         In place: model weights.
@@ -94,13 +94,13 @@ class MasterWeights:
 
     @contextmanager
     def temporarily(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Has other master values inside the `with` and restores the own ones exactly after it.
+        """Replaces the master values inside the `with`, and restores them exactly after it.
 
         Collective: all ranks of the island, on entry and on exit.
         Memory: a copy of the shards.
 
         Args:
-            values: fp32, one for each shard, of its shape.
+            values: fp32, one per shard, of its shape.
         """
         saved = [shard.tensor.clone() for shard in self.shards]
         self.load(values)
@@ -110,7 +110,7 @@ class MasterWeights:
             self.load(saved)
 
     def owned_state(self) -> dict[str, list[ParamShard]]:
-        """Masters and optimizer state that this rank owns, by kind (`master`, `exp_avg` ...): to save.
+        """Returns what this rank owns and saves: masters and optimizer state, by kind (`exp_avg` ...).
 
         Over the island every element is there once for each tensor parallel replica. Views, no copies.
         """
@@ -118,9 +118,9 @@ class MasterWeights:
         return {kind: self._owned(shards) for kind, shards in kinds.items()}
 
     def held_state(self) -> dict[str, list[ParamShard]]:
-        """All masters and optimizer state that this rank holds, by kind: to fill from a checkpoint.
+        """Returns what this rank holds and loads: all masters and optimizer state, by kind.
 
-        The copy of a tied embedding goes by the name of the embedding. Views, no copies.
+        The copy of a tied embedding has the name of the embedding. Views, no copies.
         """
         return _by_kind(self._held)
 
@@ -155,7 +155,7 @@ class MasterWeights:
         )
 
     def _owned(self, shards: Sequence[ParamShard]) -> list[ParamShard]:
-        """This data parallel rank's part of what it holds; what it has no element of is left out."""
+        """Returns this data parallel rank's part of what it holds, without empty parts."""
         flat = {held.shard.name for held in self._held if held.master.is_flat}
         parts = [shard if shard.name in flat else self._rows(shard) for shard in shards]
         return [part for part in parts if part.tensor.numel() > 0]
@@ -166,7 +166,7 @@ class MasterWeights:
         return replace(shard, tensor=blocks[self._island.coordinate.dp], start=before)
 
     def _share_rows(self) -> None:
-        """Each data parallel rank tells the others the row blocks that it owns."""
+        """Broadcasts the row blocks that each data parallel rank owns. In place: masters."""
         whole = [held.shard.tensor for held in self._held if held.owned and not held.master.is_flat]
         if not whole:
             return
@@ -181,10 +181,11 @@ class MasterWeights:
                 block.copy_(part.view_as(block))
 
     def _tied_values(self) -> Tensor | None:
-        """What first and last stage exchange; None where no copy of the embedding exists.
+        """Returns the masters of the embedding that first and last stage share; None without a copy.
 
         Megatron gives a tied embedding a gradient bucket of its own, so with the distributed optimizer the
-        shards of the two stages cover the same elements; anything else would mix up tokens, hence the check.
+        shards of the two stages cover the same elements. Otherwise rows would be copied to other tokens;
+        hence the check.
         """
         last_stage = self._island.topology.pp - 1
         tied = unwrap(self._model).share_embeddings_and_output_weights and last_stage > 0

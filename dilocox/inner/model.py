@@ -68,7 +68,7 @@ def build_model(config: Config, island: Island, *, vocab_size: int) -> Distribut
 
 
 def check_built(gpt: nn.Module, config: Config, *, vocab_size: int, pp_rank: int) -> None:
-    """Compares a built stage with the formula of `shapes`: no layer, head or token may get lost silently.
+    """Compares a built stage with the formula of `shapes`: no layer, head or token may be missing silently.
 
     Raises:
         ModelError: names the first parameter that differs, with what was built and what was expected.
@@ -89,7 +89,7 @@ def check_built(gpt: nn.Module, config: Config, *, vocab_size: int, pp_rank: int
 
 
 def transformer_config(config: Config, backend: Backend) -> TransformerConfig:
-    """Megatron's description of the network and of how it runs."""
+    """Returns Megatron's description of the network and of how it runs."""
     model, parallel = config.model, config.parallel
     dtype = DTYPES[model.params_dtype]
     fused = backend.is_cuda  # the fused functions are compiled, which a CPU host may have no compiler for
@@ -150,7 +150,7 @@ def check_layers(model: ModelConfig, backend: Backend) -> None:
     """Checks that the layers asked for can be built here; needs no process group.
 
     Raises:
-        ConfigError: Transformer Engine is asked for and not there.
+        ConfigError: Transformer Engine is asked for and not installed.
     """
     if model.transformer_impl == "transformer_engine" and not _has_transformer_engine(backend):
         raise ConfigError(

@@ -16,7 +16,7 @@ _FUSED_NORMS = {
 
 
 def named_global_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of this stage under global names, in the model's order.
+    """Returns the parameters of this stage under global names, in the model's order.
 
     Layers carry their global number, and fused norms the name that they have in Megatron's local layers:
     `decoder.layers.7.input_layernorm.weight`.
@@ -38,14 +38,14 @@ def named_global_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def unwrap(model: Any) -> Any:
-    """The `GPTModel` inside Megatron's wrappers for data parallelism and half precision."""
+    """Returns the `GPTModel` inside Megatron's wrappers for data parallelism and half precision."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
 def layer_of(name: str) -> int | None:
-    """Global layer number of a global parameter name; None outside the layers."""
+    """Returns the global layer number of a global parameter name; None outside the layers."""
     match = _LOCAL_LAYER.match(name)
     return int(match.group(1)) if match else None
 

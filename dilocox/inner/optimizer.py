@@ -36,13 +36,12 @@ class Master:
 
 
 class InnerOptimizer:
-    """What level 1 and the checkpoint ask of Megatron's optimizer, which may chain any number of others.
+    """Adapter for Megatron's optimizer, which may chain any number of others.
 
     Collective: made by all ranks of the island.
 
     Args:
-        megatron: what `get_megatron_optimizer` gives.
-
+        megatron: from `get_megatron_optimizer`.
     """
 
     def __init__(self, megatron: Any) -> None:
@@ -54,7 +53,7 @@ class InnerOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all parts; the learning rate schedule writes to them."""
+        """Parameter groups of all chained optimizers; the learning rate schedule writes to them."""
         groups: list[dict[str, Any]] = self._megatron.param_groups
         return groups
 
@@ -62,20 +61,20 @@ class InnerOptimizer:
         self._megatron.zero_grad()
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Times the loss scale of fp16; unchanged for the other dtypes."""
+        """Returns the loss times the loss scale of fp16; unchanged for the other dtypes."""
         scaled: Tensor = self._megatron.scale_loss(loss)
         return scaled
 
     def step(self) -> tuple[bool, float | None, int | None]:
-        """Megatron's answer: whether the weights have changed, gradient norm, zeros in the gradient."""
+        """Takes one step. Returns: whether the weights changed, gradient norm, zeros in the gradient."""
         succeeded, grad_norm, num_zeros = self._megatron.step()
         return succeeded, grad_norm, num_zeros
 
     def masters(self) -> dict[nn.Parameter, Master]:
-        """Masters that this rank holds, with their state, by parameter of the model.
+        """Returns the masters that this rank holds, with their state, by parameter of the model.
 
         Raises:
-            TypeError: an optimizer of Megatron that is not known here.
+            TypeError: an optimizer of Megatron that this adapter does not know.
         """
         found = {}
         for part in self._parts:
@@ -103,7 +102,7 @@ class InnerOptimizer:
     def num_steps(self) -> int:
         """Steps taken, as the optimizers count them; 0 for those that do not.
 
-        Not the position of the learning rate schedule, which an island that joins late skips ahead in.
+        Not the position of the learning rate schedule: an island that joins late skips ahead there.
         """
         return max(_num_steps(part.optimizer) for part in self._parts)
 
@@ -113,7 +112,7 @@ class InnerOptimizer:
             _set_num_steps(part.optimizer, value)
 
     def state_bytes(self) -> int:
-        """Bytes of this rank's optimizer state, and of masters where the model's weights are others."""
+        """Returns the bytes of this rank's optimizer state, and of masters that are no model weights."""
         total = 0
         for parameter, master in self.masters().items():
             tensors = list(master.state.values())
@@ -123,7 +122,7 @@ class InnerOptimizer:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """What is no tensor of a master's shape: plain values, equal on all ranks of the island."""
+        """Returns plain values, equal on all ranks of the island; tensors are in `masters`."""
         scaler = getattr(self._parts[0], "grad_scaler", None)
         values = {} if scaler is None else scaler.state_dict()
         if "scale" in values:
@@ -131,7 +130,7 @@ class InnerOptimizer:
         return {"num_steps": self.num_steps, "loss_scale": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` gave; the tensors of `masters` are the caller's to fill."""
+        """Continues from a `state_dict`; the caller fills the tensors of `masters`."""
         self.num_steps = state["num_steps"]
         values = dict(state["loss_scale"])
         if "scale" in values:
@@ -144,7 +143,7 @@ class InnerOptimizer:
 def build_optimizer(config: Config, model: nn.Module) -> InnerOptimizer:
     """Builds Megatron's optimizer: masters in fp32, weight decay on matrices only, clipping, loss scaling.
 
-    Its state is there before the first step, with the zeros that the first step would start from.
+    Its state exists before the first step, with the zeros that the first step would start from.
 
     Collective: all ranks of the island.
 
@@ -174,7 +173,7 @@ def _settings(inner: InnerConfig, config: Config) -> OptimizerConfig:
 
 
 def build_scheduler(config: Config, optimizer: InnerOptimizer) -> OptimizerParamScheduler:
-    """Learning rate as a function of inner steps, by Megatron's formulas."""
+    """Builds the learning rate as a function of inner steps, by Megatron's formulas."""
     inner = config.inner
     return OptimizerParamScheduler(
         optimizer,
@@ -196,7 +195,7 @@ def build_scheduler(config: Config, optimizer: InnerOptimizer) -> OptimizerParam
 
 
 def _masters_of(part: Any) -> Iterator[tuple[nn.Parameter, Tensor, int]]:
-    """(parameter of the model, torch's parameter that holds its master, first element that it holds)."""
+    """Yields (parameter of the model, torch's parameter that holds its master, first element held)."""
     if isinstance(part, DistributedOptimizer):
         models = (*part.model_float16_groups, *part.model_fp32_groups)
         shards = (*part.shard_fp32_from_float16_groups, *part.shard_fp32_groups)
@@ -219,7 +218,7 @@ def _pairs(groups: Any, others: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
 
 
 def _allocate(part: Any) -> None:
-    """Makes the state that torch's optimizers make at their first step, with the same zeros.
+    """Allocates the state that torch's optimizers allocate at their first step, with the same zeros.
 
     A checkpoint can then be saved and loaded before that step.
     """
@@ -233,7 +232,7 @@ def _allocate(part: Any) -> None:
 
 
 def _num_steps(optimizer: torch.optim.Optimizer) -> int:
-    """torch counts for each parameter, Transformer Engine and Apex for each group."""
+    """Returns the steps taken: torch counts per parameter, Transformer Engine and Apex per group."""
     counts = [state["step"] for state in optimizer.state.values() if "step" in state]
     counts += [group["step"] for group in optimizer.param_groups if "step" in group]
     return max((int(count) for count in counts), default=0)
@@ -243,6 +242,6 @@ def _set_num_steps(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
     if isinstance(optimizer, torch.optim.AdamW):
         for state in optimizer.state.values():
             state["step"] = torch.tensor(float(num_steps))
-    elif not isinstance(optimizer, torch.optim.SGD):  # which does not count
+    elif not isinstance(optimizer, torch.optim.SGD):  # SGD does not count
         for group in optimizer.param_groups:
             group["step"] = num_steps

@@ -21,14 +21,14 @@ from dilocox.inner.names import unwrap
 from dilocox.inner.optimizer import build_optimizer, build_scheduler
 
 Microbatch = Mapping[str, Tensor]
-"""Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets give:
+"""Sequences of one forward pass, each (micro_batch_size, seq_length), as Megatron's GPT data sets make:
 `tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float, weighs the tokens in the loss). The first
 pipeline stage needs `tokens` and `position_ids`, the last one `labels` and `loss_mask`, others nothing."""
 
 
 @dataclass(frozen=True)
 class InnerReport:
-    """What one inner step did.
+    """Result of one inner step.
 
     Attributes:
         loss_sum: this rank's share of the sum of the island's token losses, in nats; scalar, fp64, on the
@@ -52,9 +52,9 @@ class Inner:
     """Level 1 of one island: Megatron's schedule, gradient finalisation, clipping and optimizer.
 
     Attributes:
-        island: where this rank stands.
+        island: this rank's place in its island.
         model: Megatron's `DistributedDataParallel`.
-        optimizer: Megatron's optimizer.
+        optimizer: Megatron's optimizer, behind its adapter.
         scheduler: Megatron's `OptimizerParamScheduler`, counted in inner steps.
     """
 
@@ -90,10 +90,12 @@ class Inner:
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._forward(microbatches, forward_only=False)
+        # After Megatron has summed over the island and before clipping: the norm must be that of the mean.
         if reduce_gradients is not None:
             reduce_gradients()
         lr = self.optimizer.param_groups[0]["lr"]
         succeeded, grad_norm, _ = self.optimizer.step()
+        # A skipped step (fp16 overflow) does not move the learning rate, as in Megatron.
         if succeeded:
             self.scheduler.step(1)
         assert self._num_tokens is not None, "Megatron's schedule finalises the gradients in every step"
@@ -107,16 +109,16 @@ class Inner:
         )
 
     def mean_losses(self, reports: Sequence[InnerReport], *votes: float) -> tuple[list[float], list[float]]:
-        """Mean loss per token in nats of some steps, and sums of other values, in one collective.
+        """Returns mean losses per token (nats) of several steps, and sums of votes.
 
-        The sums are exact, so losses do not depend on how many steps are reduced together: losses are fp32
-        and added in fp64, which has room for 2^29 of them of one magnitude.
+        The sums are exact, so losses do not depend on how many steps are reduced together: the losses are
+        fp32 and the sums fp64, which is exact for 2^29 addends of one magnitude.
 
         Collective: all ranks of the island, with the same steps and the same number of votes.
 
         Args:
             reports: of the steps, in order.
-            votes: a value of this rank each.
+            votes: values of this rank.
 
         Returns:
             The losses, and the sum over the island's ranks of each vote; equal on all ranks.
@@ -133,7 +135,7 @@ class Inner:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Sequence[Microbatch]]) -> float:
-        """Mean loss per token in nats over the island's batches, equal on all its ranks.
+        """Returns the mean loss per token in nats over the island's batches, equal on all its ranks.
 
         Collective: all ranks of the island.
         """
@@ -148,7 +150,7 @@ class Inner:
         return float(loss_sum) / max(int(num_tokens), 1)
 
     def gradient_buffers(self) -> list[Tensor]:
-        """The island's mean gradient, fp32 and flat; with the distributed optimizer this rank's shards of it.
+        """Returns the mean gradient, fp32 and flat; with the distributed optimizer this rank's shards of it.
 
         In place: what is written here before clipping is what the optimizer sees. Both copies of a tied
         embedding are in it, on the first and on the last stage.
@@ -166,7 +168,7 @@ class Inner:
         return losses
 
     def _own_sum(self, losses: Sequence[Tensor]) -> Tensor:
-        """This rank's share of [loss sum, tokens] over microbatches; fp64, on the device."""
+        """Returns this rank's share of [loss sum, tokens] over microbatches; fp64, on the device."""
         total = torch.zeros(2, dtype=torch.float64, device=self.island.backend.device)
         if self.island.coordinate.tp == 0:  # the tensor parallel ranks hold equal losses
             for loss in losses:
@@ -174,13 +176,13 @@ class Inner:
         return total
 
     def _finalize(self, model: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
-        """Megatron's gradient finalisation; keeps `num_tokens`, which it sums over the island in place."""
+        """Runs Megatron's gradient finalisation; keeps `num_tokens`, summed over the island in place."""
         finalize_model_grads(model, num_tokens, **groups)
         self._num_tokens = num_tokens
 
 
 def _forward_step(batches: Iterator[Microbatch], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Megatron's forward function: output of this stage, and how its last stage makes the loss.
+    """Megatron's forward function. Returns: output of this stage, and the loss function of the last one.
 
     Prefetched microbatches are on the device already; then moving them does nothing.
     """
@@ -196,7 +198,7 @@ def _forward_step(batches: Iterator[Microbatch], model: nn.Module) -> tuple[Tens
 
 
 def _loss(mask: Tensor | None, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of the token losses, number of tokens, and both again for the report.
+    """Returns the sum of the token losses, the number of tokens, and both again for the report.
 
     Args:
         mask, losses: (micro_batch_size, seq_length).

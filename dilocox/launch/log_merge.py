@@ -58,7 +58,7 @@ class IslandLog:
         self._exit_code: int | None = None
 
     def feed(self, line: str) -> str | None:
-        """Returns: the line to show, prefixed; None = not for the eye."""
+        """Returns: the line to show, prefixed; None if the line is hidden."""
         match = _RANK_LINE.match(line)
         if match is None:
             self._read_agent(line)

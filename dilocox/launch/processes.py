@@ -107,7 +107,7 @@ class LocalJob:
     def kill(self) -> None:
         """Ends everything of this job now; returns when nothing of it is left. May be called twice.
 
-        Looks again after each round: a process may have started another one just before it died.
+        Looks again each time: a process may have started another one just before it died.
         """
         for _ in range(_KILL_ROUNDS):
             alive = [process for process in self.processes() if _alive(process)]

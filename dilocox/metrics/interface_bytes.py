@@ -10,9 +10,9 @@ SYSFS = Path("/sys/class/net")
 class InterfaceBytes:
     """Counters of one network interface since this object was made.
 
-    The kernel counts everything that crosses the interface, from any process. Figures therefore are
-    None where they would mislead: on loopback, which also carries the ranks' own traffic, and where
-    the counters cannot be read. `reason` then says why.
+    The kernel counts everything that crosses the interface, of all processes. Figures are therefore None
+    where they would mislead: on loopback, which also carries traffic inside the islands, and where the
+    counters cannot be read. `reason` then says why.
     """
 
     def __init__(self, interface: str | None, *, sysfs: Path = SYSFS) -> None:

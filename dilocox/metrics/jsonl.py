@@ -43,7 +43,7 @@ class JsonlTail:
         self._offset = 0
 
     def read_new(self) -> list[Record]:
-        """A missing file is an empty one; a file that shrank (a resume) is read again from its start."""
+        """Returns the new records. A missing file is empty; a file that shrank (resume) is read anew."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -58,16 +58,16 @@ class JsonlTail:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole lines of the file."""
+    """Returns all whole lines of the file."""
     return JsonlTail(path).read_new()
 
 
 def truncate_after(path: Path, inner_step: int) -> list[Record]:
-    """Drops what a run resumed from the checkpoint of `inner_step` repeats, and returns what stays.
+    """Drops the records that a run resumed from the checkpoint of `inner_step` repeats; returns the others.
 
-    Every inner step, sync and validation is there once afterwards. A sync counts by when it was applied,
+    Afterwards every inner step, sync and validation is there once. A sync counts by when it was applied,
     which can be later than the step it names: what was in flight in the checkpoint is applied again.
-    Events stay: they tell what happened, also on a path that was rolled back.
+    Events stay, also those of steps that were rolled back.
     """
     if not path.exists():
         return []
@@ -89,7 +89,7 @@ def _stays(record: Record, inner_step: int, before_checkpoint: bool) -> bool:
 
 
 def _position_of_checkpoint(records: Sequence[Record], inner_step: int) -> int:
-    """Index of the checkpoint's event; if it was killed before writing that, of the last inner step."""
+    """Returns the index of the checkpoint's event, else (killed before that) of the last inner step."""
     position = -1
     for index, record in enumerate(records):
         is_event = isinstance(record, EventRecord) and record.event == CHECKPOINT
@@ -102,7 +102,7 @@ def _position_of_checkpoint(records: Sequence[Record], inner_step: int) -> int:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Removes a last line without its end, which a killed process may leave: the next would join it."""
+    """Removes an incomplete last line of a killed process: the next record would be appended to it."""
     if not path.exists():
         return
     data = path.read_bytes()

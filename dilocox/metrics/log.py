@@ -1,4 +1,4 @@
-"""Log lines: Megatron's pipe-separated iteration line, one line a sync, one formatter for all."""
+"""Log lines: Megatron's pipe-separated iteration line, one line per sync, one formatter for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGGER_NAME = "dilocox"
 
 
 class IslandFormatter(logging.Formatter):
-    """`[island 0] text`; other ranks than the first name themselves, warnings and errors say so."""
+    """`[island 0] text`; with the rank on ranks other than 0, with the level on warnings and errors."""
 
     def __init__(self, *, island_id: int, rank: int, with_time: bool) -> None:
         super().__init__("%(asctime)s %(message)s" if with_time else "%(message)s", "%Y-%m-%d %H:%M:%S")
@@ -55,7 +55,7 @@ def release(logger: logging.Logger) -> None:
 def inner_line(
     record: InnerRecord, *, train_iters: int, global_batch_size: int, mean_step_time_s: float
 ) -> str:
-    """Megatron's line, field for field where we have the field."""
+    """Returns Megatron's iteration line, with the fields that exist here."""
     return (
         f"iteration {record.inner_step:8d}/{train_iters:8d} |"
         f" consumed samples: {record.inner_step * global_batch_size:12d} |"
@@ -69,19 +69,19 @@ def inner_line(
 
 def sync_line(record: SyncRecord) -> str:
     cosine = "n/a" if record.cosine_to_mean is None else f"{record.cosine_to_mean:.3f}"
-    fate = "" if record.committed else " DISCARDED |"
+    discarded = "" if record.committed else " DISCARDED |"
     return (
         f"outer step {record.outer_step} | fragment {record.fragment} |"
         f" participants {record.num_participants} |"
         f" pseudo-gradient norm {record.pseudo_gradient_norm:.3f} | cosine {cosine} |"
         f" sent {record.payload_bytes_sent / 1e6:.3f} MB | exchange {record.exchange_s:.3f} s |"
         f" waiting {record.waiting_s:.3f} s |"
-        f" blocked {record.blocked_s:.3f} s |{fate}"
+        f" blocked {record.blocked_s:.3f} s |{discarded}"
     )
 
 
 def eval_line(record: EvalRecord) -> str:
-    """Megatron's validation line."""
+    """Returns Megatron's validation line."""
     return (
         f"validation loss at iteration {record.inner_step} on the anchor |"
         f" lm loss value: {record.val_loss:.6E} |"

@@ -1,4 +1,4 @@
-"""What level 2 reports, as records: level 2 itself imports no metrics."""
+"""Turns reports of level 2 into records: level 2 itself imports no metrics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class OuterReporter:
-    """Hands to the recorder what level 2 reports; an `outer.reporter.Reporter`."""
+    """Passes reports of level 2 to the recorder; an `outer.reporter.Reporter`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def sync(self, stats: SyncStats) -> None:
-        """After a fragment was applied, or its sync discarded."""
+        """See `Reporter.sync`."""
         self._recorder.sync(SyncRecord(**asdict(stats)))
 
     def event(self, event: str, inner_step: int, **details: Scalar) -> None:
-        """Anything else."""
+        """See `Reporter.event`."""
         self._recorder.event(event, inner_step, **details)

@@ -27,9 +27,9 @@ class _Entry:
 
 
 class Recorder:
-    """Every rank of an island has one and calls it alike; only rank 0 writes `metrics.jsonl`.
+    """Records and logs one rank; all ranks make the same calls, only rank 0 writes `metrics.jsonl`.
 
-    All ranks log to their own `island_I/rank_R.log`. With `resumed_step` the file is cut back to what
+    All ranks log to their own `island_I/rank_R.log`. With `resumed_step` the file is shortened to what
     happened up to that inner step, so that no step is there twice; without it, it starts empty.
 
     The loss of an inner step is a sum over the island's ranks, which costs a collective. `queue_inner` takes
@@ -63,11 +63,11 @@ class Recorder:
         self._writer = JsonlWriter(path)
 
     def inner(self, record: InnerRecord) -> None:
-        """After each inner step; a log line every `logging.log_interval` steps and at the last one."""
+        """Records an inner step; a log line every `logging.log_interval` steps and at the last one."""
         self._put(record)
 
     def queue_inner(self, record: InnerRecord) -> None:
-        """After an inner step whose `lm_loss` is not known yet; `settle` replaces it."""
+        """Queues an inner step whose `lm_loss` is not known yet; `settle` replaces it."""
         self._queue.append(_Entry(record, time.time(), needs_loss=True))
 
     def settle(self, losses: Sequence[float]) -> None:
@@ -88,15 +88,15 @@ class Recorder:
             self._write(record, entry.time_s)
 
     def sync(self, record: SyncRecord) -> None:
-        """After a fragment was applied, or its sync discarded."""
+        """Records a sync that was applied or discarded."""
         self._put(record)
 
     def eval(self, record: EvalRecord) -> None:
-        """After a validation on the anchor."""
+        """Records a validation on the anchor."""
         self._put(record)
 
     def event(self, event: str, inner_step: int, **details: Scalar) -> None:
-        """Anything else worth a line: join, leave, heal, abstain, discard, checkpoint, resume ..."""
+        """Records anything else: join, leave, heal, abstain, discard, checkpoint, resume ..."""
         self._put(EventRecord(inner_step, event, details))
 
     def close(self) -> None:

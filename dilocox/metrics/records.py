@@ -1,4 +1,4 @@
-"""What one line of `metrics.jsonl` says: typed records, and their JSON form.
+"""Records of `metrics.jsonl`, one per line, and their JSON form.
 
 Field names are a contract with everything that reads the file. Step numbers count from one: the record
 of `inner_step` 1 describes the first optimizer step; 0 is the state before it.
@@ -43,7 +43,7 @@ class SyncRecord:
         cosine_to_mean: between this island's pseudo-gradient and the islands' mean; None without one.
         payload_bytes_sent: bytes that all ranks of this island handed to the collective.
         exchange_s: seconds from start to the decoded result.
-        waiting_s: the part of them before the first byte: until the others were there too.
+        waiting_s: the part of them until the other islands were there.
         blocked_s: the part of them for which training stood still.
         committed: False = discarded, nothing has reached the weights.
     """
@@ -65,7 +65,7 @@ class SyncRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """A validation on the anchor; nats a token."""
+    """A validation on the anchor; nats per token."""
 
     kind: ClassVar[str] = "eval"
     inner_step: int
@@ -87,7 +87,7 @@ _TYPES: dict[str, type[Record]] = {t.kind: t for t in (InnerRecord, SyncRecord, 
 
 
 def to_line(record: Record, *, time_s: float) -> str:
-    """One JSON object and a newline. JSON knows no NaN or infinity: they become null."""
+    """Returns one JSON object and a newline. JSON knows no NaN or infinity: they become null."""
     values = {"kind": record.kind, **asdict(record), "time_s": round(time_s, 3)}
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(finite) + "\n"

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: optional packages, asked for in `logging`, never on by themselves."""
+"""TensorBoard and Weights & Biases: optional packages, used only if `logging` names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Somewhere scalars go."""
+    """Receives scalars."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 def check_packages(config: Config) -> None:
-    """Finds out before anything starts that an asked-for package is missing.
+    """Checks before anything starts that the packages of the chosen sinks are installed.
 
     Raises:
         ConfigError: `logging.tensorboard` or `logging.wandb` without its package.
@@ -37,7 +37,7 @@ def check_packages(config: Config) -> None:
 
 
 def open_sinks(config: Config, *, run_dir: Path, island_id: int) -> list[Sink]:
-    """The sinks that the configuration asks for; one writer per island. See `check_packages`."""
+    """Opens the sinks of the configuration; one writer per island. See `check_packages`."""
     sinks: list[Sink] = []
     if config.logging.tensorboard:
         sinks.append(TensorBoardSink(tensorboard_dir(run_dir, island_id)))
@@ -90,7 +90,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """One W&B run an island, grouped by the name of the run. Without a login it records offline."""
+    """One W&B run per island, grouped by the name of the run. Without a login it records offline."""
 
     def __init__(self, config: Config, *, run_dir: Path, island_id: int) -> None:
         import wandb

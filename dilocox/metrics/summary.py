@@ -24,7 +24,7 @@ _WORST_FIRST: tuple[Status, ...] = ("failed", "running", "interrupted", "complet
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What only the training loop knows at its end.
+    """Facts that only the training loop knows, at its end.
 
     Attributes:
         parameters: elements of the whole model, each counted once.
@@ -121,7 +121,7 @@ def island_summary(
 
 
 def _why_no_socket_bytes(num_nodes: int, totals: Totals, interface: InterfaceBytes) -> str | None:
-    """Counters are of one host and of one process's lifetime; a part of the truth is none."""
+    """Counters cover one host and one process lifetime; a partial count is not reported."""
     if totals.events["resume"]:
         return "the run was resumed, and counters begin with its last part"
     if num_nodes > 1:
@@ -130,7 +130,7 @@ def _why_no_socket_bytes(num_nodes: int, totals: Totals, interface: InterfaceByt
 
 
 def data_parallel_bytes(parameters: int, *, num_islands: int, inner_steps: int) -> int:
-    """What one island would send to average fp32 gradients at every inner step, without a codec.
+    """Returns the bytes that one island would send to average fp32 gradients at every inner step.
 
     An all-reduce sends 2 (K - 1) / K times the gradient from each of K islands.
     """
@@ -153,11 +153,11 @@ def merge(
 ) -> dict[str, object]:
     """Writes the run's `summary.json` from the islands' and returns it.
 
-    Each island calls it at its end. Two of them may do so at once and the one that has read less may write
-    last, so whoever writes looks again: the last write then holds everything that was there.
+    Each island calls it at its end. Two of them may do so at once, and the one that has read less may write
+    last. So each one reads again after its write: the last write then contains all summaries.
 
     Args:
-        missing_status: what became of islands without a summary; a launcher knows more than `running`.
+        missing_status: status of islands without a summary; a launcher may know more than `running`.
         failed_islands: islands that a launcher saw fail, whatever their last summary says.
 
     Raises:
@@ -234,14 +234,14 @@ def _merged_wan(islands: list[IslandSummary], outer_steps: int) -> dict[str, obj
     payload = sum(island.payload_bytes_sent for island in islands)
     sockets = [island.socket_bytes_sent for island in islands]
     counted = [count for count in sockets if count is not None]
-    model_rounds = first.parameters * outer_steps * len(islands)
+    sent_parameters = first.parameters * outer_steps * len(islands)
     return {
         "codec": first.codec,
         "payload_bytes_sent": payload,
         "predicted_bytes": sum(island.predicted_bytes for island in islands),
         "socket_bytes_sent": sum(counted) if len(counted) == len(sockets) else None,
         "socket_bytes_note": first.socket_bytes_note,
-        "bits_per_parameter_per_outer_step": 8 * payload / model_rounds if model_rounds else None,
+        "bits_per_parameter_per_outer_step": 8 * payload / sent_parameters if sent_parameters else None,
         "data_parallel_bytes": sum(island.data_parallel_bytes for island in islands),
     }
 

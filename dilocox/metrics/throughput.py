@@ -1,4 +1,4 @@
-"""Where the seconds go: compute utilisation, tokens a second, overlap efficiency."""
+"""Seconds and tokens of a training loop, and overlap efficiency."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Throughput:
 
     The wall clock runs between `start` and `stop`, less the seconds inside `paused` (validation and
     checkpoints are neither training nor communication). All figures cover what `load_state_dict` has
-    brought back from earlier parts of the run.
+    restored from earlier parts of the run.
     """
 
     def __init__(self, clock: Callable[[], Seconds] = time.perf_counter) -> None:
@@ -25,17 +25,17 @@ class Throughput:
         self.tokens = 0
 
     def start(self) -> None:
-        """The training loop begins."""
+        """Starts the wall clock."""
         self._started_at = self._clock()
 
     def stop(self) -> None:
-        """The training loop has ended; may be called twice."""
+        """Stops the wall clock; may be called twice."""
         self._wall_s = self.wall_s
         self._started_at = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Seconds in this block are not seconds of training."""
+        """Stops the wall clock inside the `with`."""
         running = self._started_at is not None
         self.stop()
         try:
@@ -45,7 +45,7 @@ class Throughput:
                 self.start()
 
     def add_step(self, *, tokens: int, compute_s: Seconds) -> None:
-        """One inner step: the island's tokens, and seconds of inner compute."""
+        """Adds one inner step: the island's tokens, and seconds of inner compute."""
         self.tokens += tokens
         self.compute_s += compute_s
 
@@ -53,15 +53,6 @@ class Throughput:
     def wall_s(self) -> Seconds:
         running = 0.0 if self._started_at is None else self._clock() - self._started_at
         return self._wall_s + running
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.tokens / self.wall_s if self.wall_s > 0 else None
-
-    @property
-    def compute_utilisation(self) -> float | None:
-        """Inner compute seconds / wall seconds; None before the first second."""
-        return self.compute_s / self.wall_s if self.wall_s > 0 else None
 
     def state_dict(self) -> dict[str, float]:
         return {
@@ -77,5 +68,5 @@ class Throughput:
 
 
 def overlap_efficiency(*, exchange_s: Seconds, blocked_s: Seconds) -> float | None:
-    """1 - blocked / exchange, never below 0: waiting may also include a late island's quorum."""
+    """Returns 1 - blocked / exchange, never below 0: blocked may include waiting for a late island."""
     return max(0.0, 1.0 - blocked_s / exchange_s) if exchange_s > 0 else None

@@ -7,11 +7,11 @@ from collections import Counter
 from dilocox.metrics.records import EvalRecord, EventRecord, InnerRecord, Record, SyncRecord
 
 FAILURE_EVENTS = ("discard", "abstain", "leave", "heal", "skipped_step", "codec_fallback")
-"""Something went wrong and the run continued."""
+"""Events after which the run continued although something had failed."""
 
 
 class Totals:
-    """What the summary says about records, added up one by one."""
+    """Sums of an island's records for its summary."""
 
     def __init__(self) -> None:
         self.inner_steps = 0
@@ -46,5 +46,5 @@ class Totals:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How often something went wrong and the run continued."""
+        """How often each of `FAILURE_EVENTS` happened."""
         return {event: self.events[event] for event in FAILURE_EVENTS}

@@ -12,7 +12,7 @@ class AnchorStore:
     """fp32 anchors on the device of the weights.
 
     Everything else reads them through `values` and replaces them through `set`; the outer optimizer steps
-    them in place. A store in host memory or in another dtype is another class with these two.
+    them in place. A store in host memory or in another dtype is another class with the same two members.
 
     Args:
         initial: fp32, one per shard; copied.

@@ -39,9 +39,9 @@ class OuterParts:
         sync_group: gloo group of the island's ranks for the sync thread alone.
         shards: fp32 shards that this rank owns.
         parameters: whole parameters of this pipeline stage, for balanced fragments.
-        publish: makes the model follow the shards.
-        gradient_buffers: gives this rank's fp32 gradients (`data_parallel`).
-        report: takes what happened.
+        publish: makes the model's weights follow the shards.
+        gradient_buffers: returns this rank's fp32 gradients (`data_parallel`).
+        report: receives reports of level 2.
         stopping: True once this rank was told to stop.
         tokenizer: identity of the tokenizer, which all islands must share.
     """
@@ -58,7 +58,7 @@ class OuterParts:
 
 
 def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
-    """Builds what `outer.method` asks for: `diloco` or `data_parallel`.
+    """Builds the outer loop of `outer.method`: `diloco` or `data_parallel`.
 
     Collective: all ranks of the island.
 
@@ -66,7 +66,7 @@ def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
         config: resolved.
 
     Raises:
-        ConfigError: the WAN's interface or address is no good.
+        ConfigError: the WAN's interface or address cannot be used.
     """
     control = GlooControlGroup(parts.sync_group)
     wan, interface = _build_wan(config, parts, control)
@@ -110,7 +110,7 @@ def build_outer_loop(config: Config, parts: OuterParts) -> OuterLoop:
 
 
 def _build_wan(config: Config, parts: OuterParts, control: ControlGroup) -> tuple[Wan, str | None]:
-    """The WAN, and the interface that carries it."""
+    """Returns the WAN, and the network interface that carries it (None for one island)."""
     if config.parallel.num_islands == 1:
         return SingleIslandWan(), None
     settings = config.wan

@@ -1,8 +1,8 @@
-"""What level 2 may ask of its own island: small collectives among its ranks. Level 2.
+"""Small collectives among the ranks of one island, for level 2. Level 2.
 
-Every rank averages its own part over the WAN, but some decisions are the island's: is the pseudo-gradient
-finite, what is its norm, did every rank get its quorum. They are made over a group of their own, so that the
-sync thread never touches the groups that the training thread is using.
+Every rank averages its own part over the WAN, but some decisions belong to the whole island: is the
+pseudo-gradient finite, what is its norm, did every rank get its quorum. They are made over a group of their
+own, so that the sync thread never touches the groups that the training thread is using.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The training thread calls the three verbs in the order that the schedule gives. What is in flight belongs
 to the sync thread; anchors, momentum, residuals and weights change in APPLY alone. A sync that failed
-changes nothing: its progress is in the next MEASURE. A state that another island handed over is loaded at
-the next APPLY, whatever became of the sync that brought it.
+changes nothing: its progress is in the next MEASURE. A received state is loaded at the next APPLY, even if
+the sync that brought it failed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class DilocoLoop:
         fragments: level 2 of this rank.
         runner: runs syncs; its WAN group joins the ranks of this coordinate.
         rules: when a starting island may begin.
-        members: makes the infos that this island gives to the others.
+        members: makes the member infos of this island.
         publish: makes the model's weights follow the shards. Collective in the island.
-        report: takes what happened.
+        report: receives reports of level 2.
     """
 
     interface: str | None = None
@@ -229,7 +229,7 @@ class DilocoLoop:
         pending.future = self._thread.submit(partial(self._runner.run, request))
 
     def _observe(self, offer: Offer) -> None:
-        """Continues as if this island had started the sync that it takes the result of."""
+        """Continues as if this island had started the sync that it observes."""
         assert offer.session is not None and offer.roles is not None
         leader = offer.roles.leader
         event = Event(EventKind.START, leader.fragment, leader.outer_step)

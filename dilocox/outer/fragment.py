@@ -37,7 +37,7 @@ class Fragment:
         num_contributions: pseudo-gradients that are in the anchor: the participants of all committed syncs.
         num_tokens: tokens that the island has trained since the last measurement.
         reducer: how its pseudo-gradients are averaged.
-        guard: judges their norms.
+        guard: compares their norms with earlier ones.
         mode: what APPLY does to the weights.
     """
 
@@ -78,7 +78,7 @@ class Fragment:
     def discard(
         self, deltas: Sequence[Tensor], fresh: list[Tensor] | None, *, share: float, num_tokens: int
     ) -> None:
-        """A sync failed: its progress and its tokens are in the next measurement.
+        """Handles a failed sync: its progress and its tokens are in the next measurement.
 
         Args:
             deltas, fresh, share: see `DelayMode.discarded`.
@@ -90,7 +90,7 @@ class Fragment:
     def apply(
         self, result: MeanResult, fresh: list[Tensor] | None, *, num_participants: int, contributed: bool
     ) -> None:
-        """A committed sync: outer step, then the weights by delay mode.
+        """Applies a committed sync: outer step, then the weights by delay mode.
 
         In place: anchor, outer optimizer, local.
 
@@ -111,7 +111,7 @@ class Fragment:
         self.reset()
 
     def reset(self) -> None:
-        """The island continues from the anchor; everything private is dropped. In place: local."""
+        """Restarts from the anchor and drops everything private. In place: local."""
         self.mode.reset()
         self.num_tokens = 0
 

@@ -1,4 +1,4 @@
-"""Level 2 of one rank, without anything that is in flight: fragments and schedule. Level 2.
+"""All fragments of one rank and their schedule, without what is in flight. Level 2.
 
 Two views of it: the shared state must be equal on all islands and goes to an island that is behind;
 `state_dict` is everything of this rank and goes to its checkpoint.

@@ -1,4 +1,4 @@
-"""Whether an island may bring its pseudo-gradient to a sync: finite, and not far outside. Level 2."""
+"""Whether an island may bring its pseudo-gradient to a sync: finite, and no outlier. Level 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import statistics
 from collections import deque
 
 _WINDOW = 16
+"""Norms that the median is taken of."""
+
 _FEWEST = 4
+"""Norms without which there is no median to compare with."""
 
 
 class OutlierGuard:
@@ -22,7 +25,10 @@ class OutlierGuard:
         self._norms: deque[float] = deque(maxlen=_WINDOW)
 
     def reason_to_abstain(self, norm: float) -> str | None:
-        """Judges a norm without remembering it; equal on all ranks for equal norms."""
+        """Returns why to abstain with this norm, or None; remembers nothing.
+
+        Equal on all ranks for equal norms.
+        """
         if not math.isfinite(norm):
             return "the pseudo-gradient is not finite"
         if self._factor and len(self._norms) >= _FEWEST:

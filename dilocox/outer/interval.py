@@ -1,7 +1,7 @@
 """Which sync interval H comes next: fixed, or following the rank of the mean. Level 2, no torch.
 
-A controller is asked after each outer step, that is when the last fragment was applied. What it answers must
-be equal on all islands, so it may look at what all of them have: the result of the sync.
+A controller is asked after each outer step, that is when the last fragment was applied. Its answer must be
+equal on all islands, so it may depend only on what all of them have: the result of the sync.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dilocox.config.schema import OuterConfig
 
 
 class SyncedValues(Protocol):
-    """The part of a `SyncResult` that controllers look at."""
+    """The part of a `SyncResult` that controllers read."""
 
     @property
     def interval_scale(self) -> float | None: ...
@@ -22,14 +22,14 @@ class IntervalController(Protocol):
     """Decides H."""
 
     def wanted(self, result: SyncedValues) -> float | None:
-        """Inner steps that the next sync interval should have; None = as it is."""
+        """Returns the inner steps that the next sync interval should have, or None to keep H."""
 
 
 class FixedInterval:
     """H stays as it is."""
 
     def wanted(self, result: SyncedValues) -> float | None:
-        """Never anything new."""
+        """Always None."""
         return None
 
 
@@ -44,10 +44,10 @@ class RankInterval:
         self._initial = initial
 
     def wanted(self, result: SyncedValues) -> float | None:
-        """Initial interval times the scale that all islands and ranks agree on."""
+        """Returns the initial interval times the scale that all islands and ranks agree on."""
         return None if result.interval_scale is None else self._initial * result.interval_scale
 
 
 def build_interval(outer: OuterConfig) -> IntervalController:
-    """The controller of a resolved configuration."""
+    """Builds the controller of a resolved configuration."""
     return RankInterval(outer.sync_interval) if outer.adaptive_interval else FixedInterval()

@@ -45,10 +45,10 @@ class Landing:
         *,
         blocked_s: float,
     ) -> bool:
-        """A sync has come back. In place: everything that level 2 keeps, and the shards.
+        """Applies a finished sync. In place: everything that level 2 keeps, and the shards.
 
         Args:
-            pending: what this island sent.
+            pending: the request that this island submitted.
             measured: measured since, not on the WAN yet; None without one.
             blocked_s: seconds that training stood still for the result.
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of level 2, whatever the method."""
+"""The interface between the training loop and level 2, for every `outer.method`. Level 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dilocox.position import Position
 
 
 class OuterLoop(Protocol):
-    """One of `DilocoLoop` (DiLoCo), `WanDataParallel` (data parallel), `NoOuterLoop`.
+    """Implemented by `DilocoLoop` (diloco), `WanDataParallel` (data_parallel) and `NoOuterLoop` (none).
 
     Attributes:
         interface: network interface of the WAN, or None.
@@ -25,16 +25,16 @@ class OuterLoop(Protocol):
 
     @property
     def position(self) -> Position:
-        """Where the run is; the one owner of it. `apply` may move it to where the other islands are."""
+        """Where the run is; nothing else owns it. `apply` may move it to where the other islands are."""
 
     def join(self, inner_step: int) -> int:
-        """Meets the other islands; returns the inner steps done as the run counts them."""
+        """Meets the other islands. Returns the inner steps done, as the run counts them."""
 
     def step_done(self, num_tokens: int) -> None:
-        """One more inner step is done, on `num_tokens` tokens of this island."""
+        """Counts one more inner step, on `num_tokens` tokens of this island."""
 
     def events(self) -> Iterator[Event]:
-        """What is due after the inner steps done, in order. Look at `position` after each APPLY."""
+        """Yields what is due after the inner steps done, in order. An APPLY may change `position`."""
 
     def measure(self, event: Event) -> None: ...
 
@@ -46,13 +46,13 @@ class OuterLoop(Protocol):
         """Finishes what is in flight after the last inner step."""
 
     def anchors(self) -> list[Tensor] | None:
-        """fp32, one per shard; None where the local weights are all there is."""
+        """Returns the anchors, fp32, one per shard; None where there are only local weights."""
 
     @property
     def num_outer_steps(self) -> int: ...
 
     def predicted_bytes(self) -> int:
-        """Payload bytes of this rank that the formula gives for the syncs done."""
+        """Returns the payload bytes of this rank that the formula gives for the syncs done."""
 
     def state_dict(self) -> ShardState: ...
 

@@ -1,4 +1,4 @@
-"""What this island says of itself to the others. Level 2."""
+"""Member infos: what this island tells the others when a session opens. Level 2."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MemberInfo:
         )
 
     def to_sync(self, pending: PendingSync, fragment: Fragment) -> Member:
-        """Brings what was measured. An island that has trained nothing since abstains."""
+        """Returns the info for a sync. An island that has trained nothing since its last one abstains."""
         weight = float(pending.num_tokens) if self._by_tokens else float(pending.num_tokens > 0)
         return replace(
             self._identity,
@@ -75,7 +75,7 @@ class MemberInfo:
         )
 
     def to_average_anchors(self, inner_step: int, fragment: Fragment) -> Member:
-        """Brings the anchor itself, at the end of a run whose anchors are each island's own."""
+        """Returns the info for averaging the anchors, at the end of a run in which islands have their own."""
         return replace(
             self._identity,
             kind="sync",

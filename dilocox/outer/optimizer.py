@@ -1,7 +1,7 @@
 """Outer optimizers: `torch.optim` on the anchors of one fragment, with the mean pseudo-gradient as gradient.
 
 DiLoCo's outer step (2311.08105, algorithm 1) is SGD with Nesterov momentum: b = mu * b + d and
-theta = theta - eta * (d + mu * b); docs/algorithms.md, section "Outer step". Level 2.
+theta = theta - lr * (d + mu * b); docs/algorithms.md#outer-step. Level 2.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OuterOptimizer:
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor]) -> None:
-        """One outer step. In place: anchors. The gradient is left as it is.
+        """Takes one outer step. In place: anchors; the gradient does not change.
 
         Args:
             gradient: mean pseudo-gradient, fp32, one per shard.
@@ -59,7 +59,7 @@ class OuterOptimizer:
         self._torch.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """State by torch's names (`momentum_buffer` ...), one tensor per shard; empty before a step."""
+        """Returns state by torch's names (`momentum_buffer`), one tensor per shard; empty before a step."""
         found: dict[str, list[Tensor]] = {}
         for anchor in self._anchors:
             for key, value in self._state_of(anchor).items():
@@ -68,7 +68,7 @@ class OuterOptimizer:
         return found
 
     def plain(self) -> dict[str, float]:
-        """Scalar state, such as the number of steps; equal for all tensors of a fragment."""
+        """Returns scalar state, such as the number of steps; equal for all tensors of a fragment."""
         if not self._anchors:
             return {}
         first = self._state_of(self._anchors[0])

@@ -26,7 +26,7 @@ def measure(reference: Tensors, local: Tensors) -> list[Tensor]:
 
 
 def reset(local: Tensors, anchor: Tensors) -> None:
-    """`blocking`, `eager`, `delayed_reset`: the next inner step starts from the anchor.
+    """Sets local to the anchor: the next inner step starts there (`blocking`, `eager`, `delayed_reset`).
 
     In place: local.
     """
@@ -35,7 +35,7 @@ def reset(local: Tensors, anchor: Tensors) -> None:
 
 
 def mix(local: Tensors, anchor: Tensors, *, alpha: float) -> None:
-    """`streaming`: local = alpha * local + (1 - alpha) * anchor (Streaming DiLoCo, 2501.18512, eq. 3).
+    """Mixes (`streaming`): local = alpha * local + (1 - alpha) * anchor (2501.18512, eq. 3).
 
     alpha weighs the *local* value; 0 takes the anchor bit for bit.
 
@@ -49,7 +49,7 @@ def mix(local: Tensors, anchor: Tensors, *, alpha: float) -> None:
 
 
 def advance_reference(reference: Tensors, local: Tensors) -> None:
-    """`delayed_keep`, after `measure`: what is measured is not measured again.
+    """Moves the reference after `measure` (`delayed_keep`): no progress is measured twice.
 
     In place: reference.
     """
@@ -57,9 +57,9 @@ def advance_reference(reference: Tensors, local: Tensors) -> None:
 
 
 def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending: Sequence[Tensors]) -> None:
-    """`delayed_keep`: local becomes the new anchor minus all own progress that is not in it yet.
+    """Sets local to the new anchor minus all own progress that is not in it yet (`delayed_keep`).
 
-    That progress is what has been measured and is still on its way (`pending`) and what has been done since
+    That progress is what has been measured and is not applied yet (`pending`) and what has been done since
     the last measurement (reference - local), which stays to be measured from the new reference.
 
     Args:
@@ -70,6 +70,7 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
     In place: local, reference.
     """
     for index, new in enumerate(anchor):
+        # Before the reference moves: the difference is what the next MEASURE must still see.
         since = reference[index] - local[index]
         start = new.clone()
         for delta in pending:
@@ -79,7 +80,7 @@ def keep_private(local: Tensors, reference: Tensors, anchor: Tensors, *, pending
 
 
 def restore_unsent(reference: Tensors, delta: Tensors) -> None:
-    """`delayed_keep`, for a discarded sync: the next measurement contains its progress again.
+    """Moves the reference back after a discarded sync (`delayed_keep`): its progress is measured again.
 
     The other modes measure from the anchor, which has not moved, so there is nothing to restore.
 
@@ -97,18 +98,18 @@ def eager_share(
     fresh_share: float,
     previous_share: float,
 ) -> list[Tensor]:
-    """`eager`: own fresh progress now, that of the others one round late (2502.12996).
+    """Returns own fresh progress plus that of the others one interval late (`eager`, 2502.12996).
 
     delta~ = fresh_share * fresh + (previous_mean - previous_share * previous_own). Every pseudo-gradient is
     used once by each island with the weight it has in the mean, which holds only if `previous_share` is the
-    `fresh_share` with which `previous_own` was used a round earlier. After a discarded sync its
-    pseudo-gradient must be added to the next message (and to the `previous_own` of the round after), not to
-    `fresh`: the own share of it has been used.
+    `fresh_share` with which `previous_own` was used one interval earlier. After a discarded sync its
+    pseudo-gradient must be added to the next payload (and so to the next `previous_own`), not to `fresh`: the
+    own share of it has been used.
 
     Args:
-        fresh: own pseudo-gradient of this round; None in the drain.
-        previous_mean: mean of the last round; None in the first round or where that sync was discarded.
-        previous_own: own pseudo-gradient of the last round as it was measured, before any codec.
+        fresh: own pseudo-gradient of this interval; None in the drain.
+        previous_mean: mean of the last sync; None in the first interval or where that sync was discarded.
+        previous_own: own payload of the last sync, before any codec.
         fresh_share, previous_share: weight of this island in the mean, 1/K for uniform weights.
 
     Returns: what the outer optimizer takes as the gradient, in new memory.

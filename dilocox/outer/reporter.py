@@ -1,4 +1,4 @@
-"""Where level 2 tells what it did. Level 2 imports no metrics."""
+"""The interface through which level 2 reports what it did: it imports no metrics. Level 2."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Scalar = str | int | float | bool | None
 
 
 class Reporter(Protocol):
-    """Takes what happened at level 2."""
+    """Receives reports of level 2."""
 
     def sync(self, stats: SyncStats) -> None:
-        """After a fragment was applied, or its sync discarded."""
+        """Reports a sync, once its fragment was applied or the sync discarded."""
 
     def event(self, event: str, inner_step: int, **details: Scalar) -> None:
-        """Anything else: waiting, join, heal, abstain, discard ..."""
+        """Reports anything else: waiting, join, heal, abstain, discard ..."""

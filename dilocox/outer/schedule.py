@@ -1,8 +1,8 @@
 """When level 2 acts: pure integers, no torch, no state.
 
-A fragment is launched every H/P inner steps, in turn, so each one is synced every H. Everything follows
+A fragment is launched every H/P inner steps, in turn, so each one is synced every H steps. Everything follows
 from the number of inner steps done: a run resumed from any step sees the same events. The first window of
-fragment p is (p+1) * H/P steps, shorter than H for all but the last: it measures what has been done so far.
+fragment p is (p + 1) * H/P steps, shorter than H for all but the last fragment.
 
 `inner_step` is the number of inner steps done, outer steps count from 1. Launches count from 0 over all
 fragments; they appear in this file and in `modes/` alone.
@@ -54,7 +54,7 @@ class Schedule:
 
     Attributes:
         num_fragments: P.
-        overlap_delay: tau; in the one-round delay modes it is H/P whatever the interval becomes.
+        overlap_delay: tau; modes that apply at the next launch do so whatever H/P becomes.
         delay_mode: name of a mode in `modes/`.
         phases: oldest first; more than one only with an adaptive interval.
     """
@@ -68,13 +68,13 @@ class Schedule:
     def build(
         cls, *, sync_interval: int, num_fragments: int = 1, overlap_delay: int = 0, delay_mode: str
     ) -> Schedule:
-        """A schedule with a constant interval."""
+        """Builds a schedule with a constant interval."""
         first = Phase(begin=0, first_launch=0, sync_interval=sync_interval)
         return cls(num_fragments, overlap_delay, delay_mode, (first,))
 
     @classmethod
     def from_config(cls, outer: OuterConfig) -> Schedule:
-        """The schedule of a resolved configuration with method diloco."""
+        """Builds the schedule of a resolved configuration with method diloco."""
         assert outer.delay_mode is not None
         return cls.build(
             sync_interval=outer.sync_interval,
@@ -103,7 +103,7 @@ class Schedule:
             raise ValueError(f"{self.delay_mode} works on one fragment")
 
     def after(self, inner_step: int) -> list[Event]:
-        """The events due when `inner_step` inner steps are done, in the order in which they must happen."""
+        """Returns the events due when `inner_step` inner steps are done, in their order."""
         events = []
         if self._lands_after_delay:
             landing = self._launch_at(inner_step - self.overlap_delay)
@@ -114,41 +114,41 @@ class Schedule:
         return events
 
     def in_flight(self, inner_step: int) -> Event | None:
-        """The START that has no APPLY yet after this inner step and its events; never more than one."""
+        """Returns the START that has no APPLY yet after this inner step and its events; at most one."""
         launch = self._last_in_flight(inner_step)
         return None if launch is None else self._event(EventKind.START, launch)
 
     def drain(self, inner_step: int) -> list[Event]:
-        """What must still be applied when the run ends after this inner step and its events."""
+        """Returns what must still be applied when the run ends after this inner step and its events."""
         launch = self._last_in_flight(inner_step)
         if launch is None:
             return []
-        # The fragment stays; a mode that applies a measurement one launch later has a number of its own.
+        # The fragment stays; `eager` applies a launch under the number of the next one.
         extra = self.mode.after_drain(launch) - launch
         start = self._event(EventKind.START, launch)
         return [Event(EventKind.APPLY, start.fragment, start.outer_step + extra)]
 
     def outer_step(self, inner_step: int) -> int:
-        """Outer steps completed (every fragment applied) after this inner step and its events."""
+        """Returns the outer steps completed (every fragment applied) after this inner step and its events."""
         applied = self._launches_until(inner_step)
         if self._last_in_flight(inner_step) is not None and self.mode.anchors_are_shared:
             applied -= 1
         return applied // self.num_fragments
 
     def sync_interval(self, inner_step: int) -> int:
-        """H of the sync interval that the next inner step belongs to."""
+        """Returns H of the sync interval that the next inner step belongs to."""
         return self._phase_at(inner_step + 1).sync_interval
 
     def fitting_interval(self, wanted: float) -> int:
-        """The multiple of P next to `wanted` that is long enough for the delay."""
+        """Returns the multiple of P next to `wanted` that is long enough for the delay."""
         least = self.overlap_delay + 1 if self._lands_after_delay else 1
         return max(round(wanted / self.num_fragments), least) * self.num_fragments
 
     def with_interval(self, sync_interval: int, inner_step: int) -> Schedule:
-        """This schedule with another H from the next sync interval on (at once where one ends here).
+        """Returns this schedule with another H from the next sync interval on (at once where one ends here).
 
-        Nothing before that changes, and what is in flight then still lands: after `overlap_delay` steps
-        with streaming, at the next launch in the one-round delay modes.
+        Nothing before that changes, and what is in flight then is still applied: after `overlap_delay` steps
+        with streaming, at the next launch in the modes that apply there.
         """
         phase = self._phase_at(inner_step)
         passed = -(-(inner_step - phase.begin) // phase.sync_interval)
@@ -176,7 +176,7 @@ class Schedule:
         return launch
 
     def _phase_at(self, done: int) -> Phase:
-        """The phase in which the launch after `done` inner steps would fall."""
+        """Returns the phase in which the launch after `done` inner steps would fall."""
         return next((phase for phase in reversed(self.phases) if phase.begin < done), self.phases[0])
 
     def _launches_until(self, done: int) -> int:
@@ -184,7 +184,7 @@ class Schedule:
         return phase.first_launch + max(done - phase.begin, 0) * self.num_fragments // phase.sync_interval
 
     def _launch_at(self, done: int) -> int | None:
-        """Number of the launch after exactly `done` inner steps."""
+        """Returns the number of the launch after exactly `done` inner steps."""
         phase = self._phase_at(done)
         offset = done - phase.begin
         if offset <= 0 or offset * self.num_fragments % phase.sync_interval:
@@ -192,7 +192,7 @@ class Schedule:
         return phase.first_launch + offset * self.num_fragments // phase.sync_interval - 1
 
     def _launch_time(self, launch: int) -> int:
-        """Inner steps done at a launch."""
+        """Returns the inner steps done at a launch."""
         phase = next((p for p in reversed(self.phases) if p.first_launch <= launch), self.phases[0])
         interval = phase.sync_interval // self.num_fragments
         return phase.begin + (launch - phase.first_launch + 1) * interval

@@ -4,7 +4,7 @@ Shared state is what must be equal on all islands: anchors, outer optimizer, com
 made of the fragments, which the training thread changes in APPLY alone. A state that another island hands
 over arrives in the sync thread. From that moment it is this island's state: it is the one that is
 counted and served, although the training thread loads it into anchors and weights a little later, at its
-next APPLY. What becomes of the sync that brought it makes no difference. Level 2.
+next APPLY. That holds even if the sync that brought it fails. Level 2.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dilocox.config.schema import Config
 from dilocox.config.warnings import find_warnings
 from dilocox.errors import ConfigError
 from dilocox.plan import tables
-from dilocox.plan.traffic import Traffic, busiest_host
+from dilocox.plan.traffic import Traffic, busiest_host, uneven_blocks
 from dilocox.plan.utilisation import step_time
 
 _WIDTH = 110
@@ -64,6 +64,8 @@ def show(config: Config, *, seconds: float | None = None, tflops: float | None =
         time = step_time(config, traffic.num_parameters, seconds=seconds, tflops=tflops)
         console.print(tables.wan_bytes(traffic, host))
         console.print(tables.utilisation(config, host, time))
+        if (uneven := uneven_blocks(traffic)) is not None:
+            console.print(f"[yellow]note[/] {uneven}")
     for warning in find_warnings(config):
         console.print(f"[yellow]warning[/] {warning}")
 

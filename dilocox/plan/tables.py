@@ -30,7 +30,7 @@ class _Way:
 
 
 def layout(traffic: Traffic) -> Table:
-    """Where each rank of an island stands, and how many WAN groups there are."""
+    """Coordinates of the ranks of an island, and the number of WAN groups."""
     topology, config = traffic.topology, traffic.config
     hosts = config.parallel.nodes_per_island
     table = _table(
@@ -109,10 +109,11 @@ def events(config: Config) -> Table:
         f"{outer.num_fragments}, overlap_delay (tau) {outer.overlap_delay}",
         ("after inner step", "events, in this order"),
     )
-    for step in range(min(outer.sync_interval + outer.overlap_delay, config.inner.train_iters)):
-        found = [f"{event.kind.name} {event.fragment}" for event in schedule.after(step)]
+    last = min(outer.sync_interval + outer.overlap_delay, config.inner.train_iters)
+    for inner_step in range(1, last + 1):
+        found = [f"{event.kind.name} {event.fragment}" for event in schedule.after(inner_step)]
         if found and table.row_count < _MOST_ROWS:
-            table.add_row(str(step + 1), "  ".join(found))
+            table.add_row(str(inner_step), "  ".join(found))
     table.caption = f"then every {outer.sync_interval} inner steps; {config.inner.train_iters} in all"
     if outer.delay_mode == "streaming":
         dropped = f"{dropped_share(outer):.1%}"

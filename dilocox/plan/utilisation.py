@@ -1,6 +1,6 @@
 """Predicted compute utilisation: the share of wall time in which an island computes. No torch here.
 
-First order, as in the simulations of 2501.18512: full bandwidth, no latency, one exchange at a time. A
+First order, as in the simulations of 2501.18512: full bandwidth, no latency, one sync at a time. A
 measurement study found real links 1.1 to 1.9 times slower than this formula at every point.
 """
 
@@ -38,7 +38,7 @@ def compute_utilisation(
     Args:
         sync_bytes: sent through the link in the sync of each fragment.
         sync_interval: H.
-        overlap_delay: inner steps that hide an exchange; 0: none, it blocks.
+        overlap_delay: inner steps that hide a sync; 0: none, it blocks.
         step_time_s: compute of one inner step.
     """
     compute_s = sync_interval * step_time_s

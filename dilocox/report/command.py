@@ -23,7 +23,7 @@ _CAPTIONS = {
     "bytes": "Payload handed to the collective. Dashed: what plain data parallel training would send.",
     "pseudo_gradients": "Of the first island. A cosine near 1 means that the islands agree; "
     "a norm that jumps means that an island has diverged.",
-    "time": "An exchange that runs behind inner steps blocks nothing: red dots at zero are ideal.",
+    "time": "A sync that runs behind inner steps blocks nothing: red dots at zero are ideal.",
 }
 
 

@@ -102,18 +102,18 @@ def fragments_figure(run: RunData) -> Figure:
 
 
 def time_figure(run: RunData) -> Figure:
-    """Seconds of each exchange against those that training stood still, and where all seconds went."""
-    figure, (exchanges, shares) = _new_figure("Where the time goes", 2)
+    """Seconds of each sync against those that training stood still, and where all seconds went."""
+    figure, (syncs_axes, shares) = _new_figure("Where the time goes", 2)
     syncs = [sync for island in run.islands for sync in island.syncs]
     steps = [sync.inner_step for sync in syncs]
-    exchanges.plot(
+    syncs_axes.plot(
         steps, [s.exchange_s for s in syncs], "o", color=_COMPUTE, markersize=3.5, label="exchange"
     )
-    exchanges.plot(
+    syncs_axes.plot(
         steps, [s.blocked_s for s in syncs], "o", color=_BLOCKED, markersize=3.5, label="training blocked"
     )
-    exchanges.set_ylim(bottom=0)
-    _label(exchanges, "inner step", "seconds of a sync")
+    syncs_axes.set_ylim(bottom=0)
+    _label(syncs_axes, "inner step", "seconds of a sync")
     _draw_shares(shares, run)
     return figure
 

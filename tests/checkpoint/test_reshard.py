@@ -51,12 +51,12 @@ def _checkpoints(folder, inner, config):
 
 def _outer(masters):
     """Three kinds, each another function of what the shards hold; momentum of the second layer alone."""
-    kinds = {"anchor": {}, "momentum": {}, "residual": {}}
+    kinds = {"anchor": {}, "optimizer_momentum_buffer": {}, "residual": {}}
     for shard in masters.shards:
         kinds["anchor"][shard.name] = shard.tensor * 1.5
         kinds["residual"][shard.name] = shard.tensor.square()
         if shard.layer == 1:
-            kinds["momentum"][shard.name] = -shard.tensor
+            kinds["optimizer_momentum_buffer"][shard.name] = -shard.tensor
     return ShardState(kinds, common={"outer_step": 3}, layout_bound={"basis": torch.ones(2)})
 
 
@@ -175,7 +175,7 @@ def test_what_is_compared_is_not_trivial(tmp_path):
     kinds = {key.partition("/")[0] for key in contents}
     assert kinds == {
         "inner.master", "inner.exp_avg", "inner.exp_avg_sq",
-        "outer.anchor", "outer.momentum", "outer.residual",
+        "outer.anchor", "outer.optimizer_momentum_buffer", "outer.residual",
     }  # fmt: skip
     assert all(bool(values.count_nonzero() > 0) for values in contents.values())
     fc1 = contents["outer.anchor/decoder.layers.0.mlp.linear_fc1.weight"]

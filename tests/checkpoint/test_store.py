@@ -53,12 +53,12 @@ def _state(inner):
 def _outer_state(inner, iteration):
     """What level 2 could give: one kind on all shards, one on those of a layer, and values of both sorts."""
     rank = inner.island.rank
-    kinds = {"anchor": {}, "momentum": {}}
+    kinds = {"anchor": {}, "optimizer_momentum_buffer": {}}
     for shard in make_masters(inner).shards:
         values = torch.full_like(shard.tensor, 0.0 if shard.replicated else rank)  # copies are equal
         kinds["anchor"][shard.name] = values + iteration
         if shard.layer == 0:
-            kinds["momentum"][shard.name] = values - iteration
+            kinds["optimizer_momentum_buffer"][shard.name] = values - iteration
     return ShardState(
         tensors=kinds,
         common={"outer_step": iteration, "names": ["a", None]},

@@ -95,7 +95,7 @@ def test_validation_is_the_same_everywhere_and_apart_from_training(corpus: str, 
     assert tokens_of(islands[0].validation_batches(1)) == batches[0][:1]
 
 
-def test_resume_goes_on_exactly(corpus: str, tmp_path: Path) -> None:
+def test_resume_continues_exactly(corpus: str, tmp_path: Path) -> None:
     config = make_config(corpus)
     whole = tokens_of(list(open_data(config, tmp_path).batches()))
     for step in (0, 3, 9, 10):

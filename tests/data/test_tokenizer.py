@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.config.schema import DataConfig
 from dilocox.data.preprocess.train_tokenizer import train_sentencepiece
-from dilocox.data.tokenizer import SentencePieceTokenizer, Tokenizer, TokenizerSpec, build_tokenizer
+from dilocox.data.tokenizer import SentencePieceTokenizer, Tokenizer, TokenizerSpec
 from dilocox.errors import ConfigError
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Sum:\n\tvalue = 0  # a tab\n" * 20
@@ -83,7 +82,7 @@ def test_impossible_vocabulary(vocab_size: int) -> None:
 
 
 def test_null_tokenizer_reads_ids() -> None:
-    tokenizer = build_tokenizer(DataConfig(tokenizer_type="NullTokenizer", vocab_size=10))
+    tokenizer = TokenizerSpec("NullTokenizer", vocab_size=10).build()
     assert (tokenizer.vocab_size, tokenizer.eod) == (10, 9)
     assert tokenizer.encode("1 2\n3") == [1, 2, 3]
     assert tokenizer.decode([1, 2, 3]) == "1 2 3"

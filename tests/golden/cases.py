@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tests.golden.twins import TWINS, Run
 
 SPEEDS = (1.0, 0.25, 3.0)
-SLOT = 4
+FRAGMENT_INTERVAL = 4
 STEPS = 41
 LR, MOMENTUM = 0.7, 0.9
 
@@ -25,13 +25,13 @@ class Case:
 
     @property
     def sync_interval(self):
-        return SLOT * self.num_fragments
+        return FRAGMENT_INTERVAL * self.num_fragments
 
     def twin(self, fragment):
         """The reference run of one fragment: (anchors, locals) after each step and after the drain."""
         run = Run(
             speeds=SPEEDS,
-            first=(fragment + 1) * SLOT,
+            first=(fragment + 1) * FRAGMENT_INTERVAL,
             interval=self.sync_interval,
             delay=self.overlap_delay,
             steps=STEPS,
@@ -45,6 +45,10 @@ class Case:
 CASES = [
     *(Case("blocking", fragments, 0) for fragments in (1, 2, 3)),
     *(Case("streaming", p, tau, alpha) for p in (1, 2, 3) for tau in (1, 3) for alpha in (0.0, 0.5, 0.9)),
-    *(Case(mode, fragments, SLOT) for mode in ("delayed_keep", "delayed_reset") for fragments in (1, 2, 3)),
-    Case("eager", 1, SLOT),
+    *(
+        Case(mode, fragments, FRAGMENT_INTERVAL)
+        for mode in ("delayed_keep", "delayed_reset")
+        for fragments in (1, 2, 3)
+    ),
+    Case("eager", 1, FRAGMENT_INTERVAL),
 ]

@@ -1,6 +1,6 @@
 """The twins against the numbers of `numbers.json`, which change only with a reason.
 
-`python -m tests.golden.test_twins` writes them anew.
+`python -m tests.golden.test_twins` writes them again.
 """
 
 import json
@@ -28,7 +28,7 @@ def test_twin_gives_the_golden_numbers(case):
             assert local == pytest.approx(kept_local, abs=1e-5)
 
 
-def test_first_blocking_round_by_hand():
+def test_first_blocking_sync_by_hand():
     """Means of 4 steps: (4 + 1 + 12) / 3; the first outer step has size 0.7 * (1 + 0.9)."""
     anchors, local = CASES[0].twin(0)[3]
     assert anchors == local == pytest.approx([-17 / 3 * 1.33] * 3)

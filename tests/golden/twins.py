@@ -60,7 +60,7 @@ def blocking(run):
 
 
 def streaming(run):
-    """Also `delayed_reset`, which is alpha = 0 with a delay of a whole slot."""
+    """Also `delayed_reset`, which is alpha = 0 with a delay of a whole fragment interval."""
     outer, local, sent = Nesterov(run), [0.0] * len(run.speeds), 0.0
 
     def apply(local):

@@ -121,7 +121,7 @@ def test_anchors_differ(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
-    "statuses, options, verdict",
+    "statuses, options, expected",
     [
         (["completed", "completed"], {}, "completed"),
         (["completed", "interrupted"], {}, "interrupted"),
@@ -132,10 +132,10 @@ def test_anchors_differ(tmp_path, changes):
         (["completed", "interrupted"], {"failed_islands": [1]}, "failed"),
     ],
 )
-def test_status(tmp_path, statuses, options, verdict):
+def test_status(tmp_path, statuses, options, expected):
     islands = [make(i, status=status) for i, status in enumerate(statuses)]
     result = merged(tmp_path, *islands, **options)
-    assert result["status"] == verdict
+    assert result["status"] == expected
     assert result["failures"]["missing_islands"] == list(range(len(statuses), 2))
     assert result["failures"]["failed_islands"] == options.get("failed_islands", [])
     if len(statuses) == 1:

@@ -17,7 +17,7 @@ MODEL = {
 }  # 0.9 M parameters
 OUTER = {"sync_interval": 4, "num_fragments": 4, "codec": "int4", "error_feedback": True, "overlap_delay": 0}
 MOST_BITS = 4.5 * 1.05
-"""int4 with block scales, plus 5 % for TCP/IP, message headers, hellos and heartbeats."""
+"""int4 with block scales, plus 5 % for TCP/IP, message headers, member infos and heartbeats."""
 
 
 @pytest.mark.parametrize("num_islands", [2, 3, 4])

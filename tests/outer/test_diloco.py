@@ -145,7 +145,7 @@ def test_a_discarded_sync_loses_nothing(settings):
     ids=["blocking", "streaming-int4", "streaming-stochastic", "delayed_keep-int4", "eager-int4"],
 )
 def test_resumed_equals_uninterrupted_from_every_step(settings, stop):
-    """Before, in and after a round and its delay window: the same bits."""
+    """Before, in and after a sync interval and its delay window: the same bits."""
     config = outer_config(**settings)
     steps = 24
 

@@ -80,7 +80,7 @@ def test_eager_adds_the_own_fresh_share_to_the_late_share_of_the_others():
 def test_eager_uses_every_pseudo_gradient_once():
     """Over a run and its drain, what an island applies adds up to the sum of the means."""
     torch.manual_seed(0)
-    deltas = torch.randn(6, 4)  # rounds x islands
+    deltas = torch.randn(6, 4)  # syncs x islands
     applied = torch.zeros(4)
     for island in range(4):
         for session in range(7):

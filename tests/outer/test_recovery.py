@@ -1,4 +1,4 @@
-"""After a fault everybody syncs again: each delay mode, two and three islands, each kind of fault.
+"""After a fault all islands sync again: each delay mode, two and three islands, each kind of fault.
 
 Every test ends with what follows the fault: the next syncs commit with all islands, anchors are equal, all
 islands are at the same inner step, and the islands without a fault have lost two syncs at most.

@@ -37,7 +37,7 @@ def timeline(schedule, steps):
 
 
 def steps_of(schedule, fragment_interval):
-    """A run of three rounds and a bit."""
+    """A run of a little over three sync intervals."""
     return 3 * fragment_interval * schedule.num_fragments + fragment_interval // 2
 
 
@@ -96,7 +96,7 @@ def test_drained_at_any_step_every_start_is_applied_once(schedule, fragment_inte
 
 
 @pytest.mark.parametrize(("schedule", "fragment_interval"), list(all_small_schedules()))
-def test_outer_step_counts_fully_applied_rounds(schedule, fragment_interval):
+def test_outer_step_counts_fully_applied_intervals(schedule, fragment_interval):
     applied = 0
     for done in range(1, steps_of(schedule, fragment_interval) + 1):
         applied += sum(event.kind is APPLY for event in schedule.after(done))
@@ -111,7 +111,7 @@ def test_streaming_example_of_the_paper():
     assert schedule.after(105) == [Event(APPLY, 1, 1)]
 
 
-def test_one_round_delay_written_out():
+def test_a_delay_of_one_interval_written_out():
     schedule = Schedule.build(sync_interval=4, num_fragments=2, overlap_delay=2, delay_mode="delayed_keep")
     assert timeline(schedule, 6) == [
         (2, Event(MEASURE, 0, 1)),
@@ -158,7 +158,7 @@ def test_a_changed_interval_keeps_the_properties(mode, delay, wanted, done):
         assert len(flying) <= 1
 
 
-def test_an_interval_changes_at_the_next_round_boundary():
+def test_an_interval_changes_when_the_present_one_ends():
     schedule = Schedule.build(sync_interval=4, num_fragments=2, delay_mode="blocking").with_interval(6, 5)
     starts = [(at, event.fragment) for at, event in timeline(schedule, 16) if event.kind is START]
     assert starts == [(2, 0), (4, 1), (6, 0), (8, 1), (11, 0), (14, 1)]

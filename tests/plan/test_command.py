@@ -61,8 +61,32 @@ def test_the_plan_says_what_mixing_drops(alpha, dropped, capsys):
     assert "mixing drops" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("delay", "rows"),
+    [
+        (0, [("20", "MEASURE 0  START 0  APPLY 0")]),
+        (2, [("20", "MEASURE 0  START 0"), ("22", "APPLY 0")]),
+        (20, [("20", "MEASURE 0  START 0"), ("40", "MEASURE 0  APPLY 0  START 0")]),
+    ],
+)
+def test_events_stand_at_the_inner_steps_after_which_they_happen(delay, rows, capsys):
+    flags = ["--set", "outer.num_fragments=1", "--set", f"outer.overlap_delay={delay}"]
+    assert main(["plan", str(CONFIGS / "demo.yaml"), *flags]) == 0
+    table = capsys.readouterr().out.partition("Events")[2].partition("then every")[0]
+    found = [line.split(maxsplit=1) for line in table.splitlines() if line.strip()[:1].isdigit()]
+    assert [(step, events.strip()) for step, events in found] == rows
+
+
+def test_the_plan_says_which_blocks_depend_on_the_layout(capsys):
+    tp2 = ("parallel.ranks_per_island=2", "parallel.tensor_model_parallel_size=2")
+    flags = [word for setting in (*tp2, "model.ffn_hidden_size=80") for word in ("--set", setting)]
+    for found, expected in ((flags, True), ([], False)):
+        assert main(["plan", str(CONFIGS / "demo.yaml"), *found]) == 0
+        assert ("blocks differ between layouts for" in capsys.readouterr().out) == expected
+
+
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_end_with_whole_rounds(name):
+def test_presets_end_with_whole_sync_intervals(name):
     assert find_warnings(preset(name).config) == []
 
 
@@ -99,7 +123,7 @@ def test_one_sync_of_two_islands_by_hand():
         assert [traffic.sync_bytes(fragment, rank) for fragment in (0, 1)] == [with_embedding, with_head]
 
 
-def test_an_fp32_round_of_one_rank_is_four_bytes_a_parameter():
+def test_an_fp32_sync_of_one_rank_is_four_bytes_per_parameter():
     traffic = small()
     assert island_outer_step_bytes(traffic) == HEADER + 4 * traffic.num_parameters
     assert (

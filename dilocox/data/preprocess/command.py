@@ -149,7 +149,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _model_file(args: argparse.Namespace) -> Path:
-    """Where `--train-tokenizer` writes its model."""
+    """Returns where `--train-tokenizer` writes its model."""
     return Path(args.tokenizer_model or f"{args.output_prefix}.model")
 
 
@@ -170,7 +170,7 @@ def _bad_line(chunk: EncodedChunk, progress: PreprocessProgress) -> DataError:
 
 
 def _as_flag(error: ConfigError) -> ConfigError:
-    """The same error in the words of the command line: `data.vocab_size` is `--vocab-size` here."""
+    """Returns the same error in the words of the command line: `data.vocab_size` is `--vocab-size` here."""
     section, _, leaf = error.field.partition(".")
     if section != "data":
         return error

@@ -92,7 +92,7 @@ def expand_inputs(inputs: Sequence[str]) -> list[Path]:
 
 
 def _paths_of(name: str) -> list[Path]:
-    """The path of that name, else the paths that match it as a pattern."""
+    """Returns the path of that name, else the paths that match it as a pattern."""
     expanded = str(Path(name).expanduser())
     if Path(expanded).exists():
         return [Path(expanded)]
@@ -105,7 +105,7 @@ def _paths_of(name: str) -> list[Path]:
 
 
 def read_documents(files: Sequence[Path]) -> Iterator[RawDocument]:
-    """Every document of the files, one at a time. Files of zero bytes (`__init__.py`) hold none.
+    """Yields every document of the files. Files of zero bytes (`__init__.py`) hold none.
 
     Raises:
         DataError: a `.gz` file is not one, or is cut off.
@@ -125,7 +125,7 @@ def read_documents(files: Sequence[Path]) -> Iterator[RawDocument]:
 
 
 def parse_document(document: RawDocument, json_keys: Sequence[str]) -> list[str]:
-    """The texts under the keys; a file that is one document has the key `text` only.
+    """Returns the texts under the keys; a file that is one document has the key `text` only.
 
     Raises:
         BadDocumentError: blank line, broken JSON, missing key, not text, not UTF-8.

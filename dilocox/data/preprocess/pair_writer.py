@@ -48,7 +48,7 @@ class PairWriter:
         self._builder.finalize(str(self._index))
 
     def describe(self) -> str:
-        """For example `out_text_document.bin/.idx: 674 documents, 3978546 tokens`."""
+        """Returns for example `out_text_document.bin/.idx: 674 documents, 3978546 tokens`."""
         return f"{self._prefix}.bin/.idx: {self.num_documents} documents, {self.num_tokens} tokens"
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class PairWriter:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """NumPy name of the smallest token type that Megatron uses for a vocabulary."""
+    """Returns the NumPy name of the smallest token type that Megatron uses for a vocabulary."""
     name: str = _megatron_format().DType.optimal_dtype(vocab_size).__name__
     return name
 

@@ -60,7 +60,7 @@ class PreprocessProgress:
             )
 
     def problem_summary(self) -> str:
-        """For example `3 bad lines (2 broken JSON, 1 blank line)`."""
+        """Returns for example `3 bad lines (2 broken JSON, 1 blank line)`."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.problems.most_common())
         total = self.problems.total()
         return f"{total} bad {'line' if total == 1 else 'lines'} ({kinds})"

@@ -64,7 +64,7 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, *, num_bytes: int
 
 
 def _rule_of(message: str) -> str:
-    """What the trainer's message means to a user."""
+    """Returns what the trainer's message means to a user."""
     if limit := re.search(r"value <= (\d+)", message):
         return f"is too large for this text; use at most {limit[1]}"
     if "sentences_.empty()" in message:

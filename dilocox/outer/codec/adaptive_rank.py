@@ -1,9 +1,9 @@
-"""DiLoCoX's adaptive rank and interval: follow the effective rank of the mean. Level 2.
+"""DiLoCoX's adaptive rank and interval: both follow the effective rank of the mean. Level 2.
 
-arXiv 2506.21263 leaves the definition of the effective rank open. Here it is the
-number of singular values that hold `ENERGY` of the squared norm of what was decoded. Unlike the entropy
-rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in every sync.
-Everything is computed from averaged factors, so all islands come to the same rank.
+arXiv 2506.21263 leaves the definition of the effective rank open. Here it is the number of singular values
+that hold `ENERGY` of the squared norm of what was decoded (docs/algorithms.md#adaptive-rank-and-interval).
+Unlike the entropy rank, it has a fixed point: a flat spectrum keeps its rank instead of shrinking a bit in
+every sync. Everything is computed from averaged factors, so all islands compute the same rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW = 5
 
 
 def effective_rank(factor: Tensor) -> int:
-    """Singular values that hold `ENERGY` of the squared norm.
+    """Returns the number of singular values that hold `ENERGY` of the squared norm.
 
     Args:
         factor: fp32 [rank, n]; times an orthonormal factor it is the averaged matrix.
@@ -40,7 +40,7 @@ def effective_rank(factor: Tensor) -> int:
 class AdaptiveRank:
     """r_t = mean of the last c effective ranks, H_t = r_t / r_1 * H_1.
 
-    What was sent with rank r cannot show more than r. So that the rank can grow back, a spectrum that
+    Factors of rank r cannot show an effective rank above r. So that the rank can grow again, a spectrum that
     fills the whole rank counts as one eighth more, up to r_1.
 
     Args:
@@ -68,11 +68,12 @@ class AdaptiveRank:
         """
         saturated = effective >= self.rank
         self._window.append(self.rank + max(1, self.rank // 8) if saturated else effective)
-        if len(self._window) == WINDOW:  # until then r_1: the first bases are random and say little
+        # Until then r_1: the first bases are random, and their spectrum means little.
+        if len(self._window) == WINDOW:
             self.rank = min(max(round(sum(self._window) / WINDOW), 1), self._initial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rank and window, as plain values."""
+        """Returns rank and window, as plain values."""
         return {"rank": self.rank, "window": list(self._window)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,11 +1,11 @@
-"""What a codec is: fp32 tensors to one message of bytes and back. Level 2, no process group.
+"""Interfaces of codecs: fp32 tensors to one message of bytes and back. Level 2, no process group.
 
 Two shapes of compression meet here:
 
 * a `Codec` turns a list of tensors into bytes, block by block; blocks never straddle tensors, so equal
   tensors give equal bytes wherever they are (replicas of a weight stay bit-identical);
-* a `Compressor` says *what* is averaged: the pseudo-gradient itself (dense), or its low-rank factors in
-  two passes. It is a generator that yields tensors to average and is sent the result, so the collective
+* a `Compressor` decides *what* is averaged: the pseudo-gradient itself (dense), or its low-rank factors in
+  two passes. It is a generator that yields tensors to average and receives the result, so the collective
   stays outside and a test can drive several islands in lockstep from a list.
 """
 
@@ -45,12 +45,12 @@ class MeanResult:
 class Codec(ABC):
     """fp32 tensors to one message and back.
 
-    Tensors must be finite: level 2 guards before it encodes. A NaN or an infinity decodes to NaN or
-    infinity, so that nothing hides it; other blocks are not touched by it.
+    Tensors must be finite: the guard of level 2 runs before. A NaN or an infinity decodes to NaN or infinity,
+    so that it stays visible; other blocks are not changed by it.
 
     Args:
-        entry: the registered facts; they fix name, wire id and length of the messages.
-        block_size: values that share one scale. Cutting a tensor at blocks changes no code.
+        entry: its entry in the registry: name, wire id and length of the messages.
+        block_size: values that share one scale. Splitting a tensor at blocks changes no code.
     """
 
     def __init__(self, entry: CodecEntry, block_size: int) -> None:
@@ -64,11 +64,11 @@ class Codec(ABC):
 
     @property
     def num_fallbacks(self) -> int:
-        """Calls that ran slower than they should because a kernel could not be compiled."""
+        """Calls that ran uncompiled because compiling had failed."""
         return 0
 
     def num_bytes(self, grids: Sequence[BlockGrid]) -> int:
-        """Length of the message for tensors with these blocks."""
+        """Returns the length of the message for tensors with these blocks."""
         return self.entry.num_bytes(grids, self.block_size)
 
     def encode(self, tensors: Sequence[Tensor], grids: Sequence[BlockGrid]) -> Tensor:
@@ -101,10 +101,10 @@ class Codec(ABC):
         """
 
     def reseed(self, seed: int) -> None:  # noqa: B027  # most codecs have nothing to seed
-        """Starts the random numbers of stochastic rounding anew; nothing where rounding is to nearest.
+        """Seeds the random numbers of stochastic rounding; no-op where rounding is to nearest.
 
-        With a seed for each message there is no generator state to checkpoint, and a message that is
-        made again after a resume has the same bits.
+        With a seed for each message there is no generator state to save, and a message that is encoded again
+        after a resume has the same bits.
 
         Args:
             seed: equal on the ranks of an island, different between islands.
@@ -124,7 +124,7 @@ CompressorPasses = Generator[list[Tensor], MeanResult, MeanResult]
 
 @dataclass(frozen=True)
 class CompressorState:
-    """What a compressor has learnt; equal on all islands of one layout.
+    """State of a compressor; equal on all islands of one layout.
 
     Attributes:
         common: plain JSON-able values, equal on all ranks of the island.
@@ -138,8 +138,8 @@ class CompressorState:
 class Compressor(Protocol):
     """Averages a fragment's pseudo-gradient in one or more passes.
 
-    What it learns from a sync (warm start, rank) takes effect in `commit`, equally on all islands; its
-    `state_dict` is shared state and goes to an island that is healed.
+    Changes of its state by a sync (warm start, rank) take effect in `commit`, equally on all islands; its
+    `state_dict` is shared state, which an island that is behind receives.
 
     Attributes:
         interval_scale: sync interval over its initial value, as the compressor suggests; None = as set.
@@ -149,24 +149,24 @@ class Compressor(Protocol):
     def interval_scale(self) -> float | None: ...
 
     def passes(self, tensors: list[Tensor]) -> CompressorPasses:
-        """Yields tensors to average; is sent their `MeanResult`; returns the `MeanResult` of the input."""
+        """Yields tensors to average, receives their `MeanResult`, returns the `MeanResult` of the input."""
 
     def pass_grids(
         self, shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid]
     ) -> list[list[BlockGrid]]:
-        """Grids of the tensors that the next `passes` yields."""
+        """Returns the grids of the tensors that each pass of the next `passes` yields."""
 
     def commit(self) -> None:
-        """The sync of the last `passes` was committed."""
+        """Takes over what the last `passes` changed: its sync was committed."""
 
     def discard(self) -> None:
-        """The sync of the last `passes` failed: nothing has changed."""
+        """Drops what the last `passes` changed: its sync failed."""
 
     def state_dict(self) -> CompressorState:
-        """Warm-start state that must survive a checkpoint. Not copies."""
+        """Returns the state that a checkpoint must hold. Not copies."""
 
     def load_state_dict(self, state: CompressorState) -> None:
-        """Continues from a saved or another island's state; without layout-bound tensors they start anew."""
+        """Continues from a saved or received state; layout-bound tensors that are missing are made anew."""
 
 
 class DenseCompressor:
@@ -175,27 +175,27 @@ class DenseCompressor:
     interval_scale = None
 
     def passes(self, tensors: list[Tensor]) -> CompressorPasses:
-        """One pass over the input."""
+        """Averages the input in one pass."""
         return (yield tensors)
 
     def pass_grids(
         self, shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid]
     ) -> list[list[BlockGrid]]:
-        """The tensors themselves."""
+        """Returns the grids of the input."""
         return [list(grids)]
 
     def commit(self) -> None:
-        """Nothing to keep."""
+        """No-op: there is no state."""
 
     def discard(self) -> None:
-        """Nothing to undo."""
+        """No-op: there is no state."""
 
     def state_dict(self) -> CompressorState:
-        """Empty."""
+        """Returns the empty state."""
         return CompressorState()
 
     def load_state_dict(self, state: CompressorState) -> None:
-        """Accepts the empty state alone: anything else was saved by another compressor."""
+        """Accepts only the empty state: anything else was saved by another compressor."""
         if state.common or state.layout_bound:
             held = sorted([*state.common, *state.layout_bound])
             raise ValueError(f"a dense compressor has no state, got {held}")

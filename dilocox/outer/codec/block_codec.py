@@ -25,15 +25,15 @@ from dilocox.outer.codec.sizes import SCALE_BYTES, ScaledSizes
 class BlockCodec(Codec):
     """Absmax blocks with a format's codes.
 
-    A short block is sent short. Encoding depends on nothing but the values and the blocks, so replicas of
-    a weight stay bit-identical wherever their blocks are encoded.
+    A short block is sent without padding. Codes depend only on the values and the blocks, so replicas of a
+    weight stay bit-identical wherever their blocks are encoded.
 
     Args:
         entry: name, wire id and sizes; its sizes must be those of the format.
-        form: what the codes mean.
+        form: format of the codes.
         block_size: values that share one scale; a multiple of 8.
         noise: stochastic rounding; None = nearest.
-        kernels: for tests and benchmarks; default: the fastest that the tensors' device has.
+        kernels: for tests and benchmarks; default: the fastest for the device of the tensors.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BlockCodec(Codec):
     def _parts(
         self, message: Tensor, tensors: Sequence[Tensor], grids: Sequence[BlockGrid]
     ) -> Iterator[tuple[Tensor, BlockGrid, Tensor, Tensor]]:
-        """(tensor, grid, its scales, its payload) of every tensor that has values."""
+        """Yields (tensor, grid, its scales, its payload) of every tensor that has values."""
         num_blocks = [grid.num_blocks(self.block_size) for grid in grids]
         split = SCALE_BYTES * sum(num_blocks)
         scales, payload = message[:split].view(torch.bfloat16), message[split:]
@@ -108,7 +108,7 @@ class BlockCodec(Codec):
     def _regions(
         self, values: Tensor, scales: Tensor, payload: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(rows, their scales, their payload): the whole blocks of a tensor, then its short last block."""
+        """Yields (rows, their scales, their payload): whole blocks first, then the short last block."""
         num_whole, short = divmod(values.numel(), self.block_size)
         whole = values.numel() - short
         split = self._sizes.code_bytes(whole)
@@ -132,11 +132,12 @@ def build(entry: CodecEntry, block_size: int, rounding: str) -> BlockCodec:
 
 
 def serve_kernels(form: Format, device_type: str) -> Kernels:
-    """The fastest kernels on a kind of device."""
+    """Returns the fastest kernels for a type of device."""
     if device_type == "cpu":
         return BlockedKernels(form)
     if device_type == "cuda" and form.name == "int4":
-        from dilocox.outer.codec.triton_int4 import TritonInt4Kernels  # only CUDA hosts need triton
+        # Here and not above: only CUDA hosts have triton.
+        from dilocox.outer.codec.triton_int4 import TritonInt4Kernels
 
         return TritonInt4Kernels()
     return CompiledKernels(form)

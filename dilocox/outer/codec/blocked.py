@@ -1,8 +1,8 @@
 """The CPU's fast path: the twin in chunks that stay in the cache, on preallocated buffers. Level 2.
 
-Every step is one vectorised torch operation over a chunk, so memory is read and written once, and nothing
-is compiled: the first sync is as fast as the last. On the machines in `benchmarks/results/` it is faster
-than what torch.compile makes of the twin.
+Every step is one vectorised torch operation over a chunk, so memory is read and written once. Nothing is
+compiled: the first sync is as fast as the last. On the machines in `benchmarks/results/` it is faster than
+the twin under torch.compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dilocox.outer.codec.noise import Noise
 from dilocox.outer.codec.scales import block_scales
 
 _CHUNK_VALUES = 1 << 19
-"""Values of a chunk for each thread: few enough to stay in the cache, enough to make waking threads cheap."""
+"""Values per chunk and thread: few enough for the cache, enough to make waking the threads cheap."""
 
 
 class BlockedKernels:
@@ -60,7 +60,7 @@ class BlockedKernels:
             chunk.mul_(scales[first:last].to(torch.float32).unsqueeze(1))
 
     def _part(self, payload: Tensor, rows: Tensor, first: int, last: int) -> Tensor:
-        """Bytes of rows first..last."""
+        """Returns the bytes of rows [first, last)."""
         row_bytes = rows.shape[1] * self._form.bits // 8
         return payload[first * row_bytes : last * row_bytes]
 
@@ -80,7 +80,8 @@ class BlockedKernels:
             index = scratch.spare[: payload.numel()].copy_(payload)
             if values.storage_offset() % 2 == 0:
                 torch.index_select(self._pairs, 0, index, out=values.view(torch.int64))
-            else:  # a view that starts between two pairs
+            else:
+                # A view that starts between two pairs: an int64 view of it would not be aligned.
                 values.copy_(torch.index_select(self._pairs, 0, index).view(torch.float32))
             return
         assert isinstance(self._form, Uniform)
@@ -95,7 +96,7 @@ class BlockedKernels:
 
 @dataclass(frozen=True)
 class _Scratch:
-    """Buffers of one chunk, allocated once: fresh memory costs more than the arithmetic.
+    """Buffers of one chunk, allocated once: new memory costs more than the arithmetic.
 
     Attributes:
         floats: fp32 [rows, values of a block].
@@ -108,13 +109,13 @@ class _Scratch:
     codes: Tensor
 
     def of(self, num_rows: int) -> _Scratch:
-        """The first rows."""
+        """Returns views of the first rows."""
         values = num_rows * self.floats.shape[1]
         return _Scratch(self.floats[:num_rows], self.spare[:values], self.codes[:values])
 
 
 def _chunks(rows: Tensor) -> Iterator[tuple[int, int, _Scratch]]:
-    """Row ranges of about one chunk, each with buffers of its size that all chunks share."""
+    """Yields row ranges of about one chunk, each with views of the same buffers."""
     num_rows, width = rows.shape
     step = min(max(1, _CHUNK_VALUES * torch.get_num_threads() // width), num_rows)
     scratch = _Scratch(
@@ -128,6 +129,6 @@ def _chunks(rows: Tensor) -> Iterator[tuple[int, int, _Scratch]]:
 
 
 def _pair_table(table: Tensor) -> Tensor:
-    """Two levels for each byte, as one 8-byte entry. Returns: int64 [256]."""
+    """Returns two fp32 levels for each byte, as one 8-byte entry: int64 [256]."""
     codes = torch.arange(256)
     return torch.stack((table[codes & 15], table[codes >> 4]), dim=1).view(torch.int64).view(-1)

@@ -17,7 +17,7 @@ class CastCodec(Codec):
 
     Args:
         entry: of `none` (fp32, exact) or `bf16` (8 bits of mantissa, rounded to nearest).
-        block_size: only where parts are cut.
+        block_size: has no effect on the codes; parts are split at multiples of it.
         dtype: of a value in the message.
     """
 

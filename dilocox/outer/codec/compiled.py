@@ -1,7 +1,7 @@
-"""The twin fused by torch.compile: for CUDA and the formats that have no kernel of their own. Level 2.
+"""The twin fused by torch.compile: for CUDA and formats without a kernel of their own. Level 2.
 
-Compiled once for every number of blocks (the number is a symbol), at the first tensor that is worth it.
-Without a working compiler the eager twin continues, with one warning, and each such call is counted.
+Compiled once for all numbers of blocks (the number is a symbol), at the first tensor that is large enough.
+Without a working compiler the eager twin is used, with one warning, and each such call is counted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dilocox.outer.codec.kernels import TwinKernels, decode_rows, encode_rows
 from dilocox.outer.codec.noise import Noise
 
 WORTH_COMPILING = 1 << 22
-"""Values of a tensor from which compiling pays; smaller ones take the eager twin."""
+"""Values of a tensor from which compiling pays; smaller tensors use the eager twin."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Fused(Generic[P, R]):
-    """A function through torch.compile, or as it is where that fails.
+    """A function under torch.compile, or the eager one if that fails.
 
     Attributes:
         num_fallbacks: calls that ran eagerly because compiling had failed.
@@ -44,9 +44,8 @@ class Fused(Generic[P, R]):
             if self._compiled is not None:
                 try:
                     return self._compiled(*args, **kwargs)
-                except (
-                    RuntimeError
-                ) as error:  # what dynamo, inductor and the C++ compiler raise derives from it
+                # Errors of dynamo, inductor and the C++ compiler derive from it.
+                except RuntimeError as error:
                     self._compiled = None
                     first_line = (str(error).splitlines() or [type(error).__name__])[0]
                     warnings.warn(

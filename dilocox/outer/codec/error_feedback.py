@@ -1,7 +1,7 @@
-"""Local error feedback: what this rank's own message lost goes into its next one. Level 2.
+"""Local error feedback: the error of a rank's own message is added to its next one. Level 2.
 
-The residual remembers the island's *own* reconstruction, never the mean: `x - mean` would also store the
-islands' disagreement, which random-walks and ruins the scales (docs/algorithms.md).
+The residual is the error of the island's *own* reconstruction, never of the mean: `x - mean` would also store
+the islands' disagreement, which is a random walk and ruins the scales (docs/algorithms.md#local-residual).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ErrorFeedback:
         return [delta + residual for delta, residual in zip(deltas, self.residual, strict=True)]
 
     def commit(self, compensated: Sequence[Tensor], own_decoded: Sequence[Tensor]) -> None:
-        """A committed sync: the residual becomes `compensated - own_decoded`.
+        """Sets the residual to `compensated - own_decoded`, for a committed sync. In place: `residual`.
 
-        Not for a sync in which this island abstained, and not for a discarded one.
+        Not called for a sync in which this island abstained, nor for a discarded one: the residual stays.
 
         Args:
             compensated: what `compensate` returned.
@@ -43,12 +43,12 @@ class ErrorFeedback:
             torch.sub(x, decoded, out=residual)
 
     def clear(self) -> None:
-        """Nothing is owed any more."""
+        """Sets the residual to zero."""
         for residual in self.residual:
             residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residual by shard name. Not copies."""
+        """Returns the residual by shard name. Not copies."""
         return dict(zip(self._names, self.residual, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

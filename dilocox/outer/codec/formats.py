@@ -1,8 +1,8 @@
-"""What a code means: int4 and int8 (uniform), nf4 and e3m0 (16 levels). Level 2.
+"""Formats of codes: int4 and int8 (uniform), nf4 and e3m0 (16 levels). Level 2.
 
 A format sees values that are already divided by their block's scale, so they lie in [-limit, limit].
-`codes` and `values` are the definition; the in-place twins do the same on preallocated buffers, bit for
-bit, for the cache-blocked CPU path (`blocked.py`).
+`codes` and `values` are the definition; `codes_into` and `values_into` give the same bits on preallocated
+buffers, for the cache-blocked CPU path (`blocked.py`).
 
 Stochastic rounding adds `noise`, uniform in (-1/2, 1/2), in units of the distance between levels.
 """
@@ -45,7 +45,7 @@ _E3M0_EXPONENT = 120
 
 
 class Format(ABC):
-    """A code of `bits` bits for values in [-limit, limit].
+    """Codes of `bits` bits for values in [-limit, limit].
 
     Attributes:
         table: the 16 levels by code, or None where a code is an offset integer.
@@ -64,7 +64,7 @@ class Format(ABC):
 
     @abstractmethod
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """`codes` without allocation where rounding is to nearest.
+        """Writes `codes` without allocation where rounding is to nearest.
 
         In place: `scaled` is destroyed, and `spare`, int32 of its size, is for intermediate values.
         """
@@ -87,7 +87,7 @@ class Uniform(Format):
         self._offset = float(2 ** (bits - 1))
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest integer, ties to even."""
+        """Returns the nearest integers, ties to even."""
         if noise is not None:
             scaled = scaled + noise
         integers = torch.round(torch.clamp(scaled, -self.limit, self.limit))
@@ -101,11 +101,11 @@ class Uniform(Format):
         codes.copy_(scaled.add_(_ROUNDER + self._offset).view(torch.int32))
 
     def values(self, codes: Tensor) -> Tensor:
-        """The integers."""
+        """Returns the integers."""
         return codes.to(torch.float32) - self._offset
 
     def values_into(self, codes: Tensor, values: Tensor) -> None:
-        """`values` without allocation."""
+        """Writes `values` without allocation."""
         # As signed bytes where they fit: that conversion is vectorised on every CPU.
         values.copy_(codes.view(torch.int8) if self.bits == 4 else codes)
         values.sub_(self._offset)
@@ -123,19 +123,19 @@ class NormalFloat4(Format):
         self.table: Tensor = torch.tensor(NF4_LEVELS)
         thresholds = (self.table[1:] + self.table[:-1]) / 2
         grid = torch.arange(-NF4_GRID, NF4_GRID + 1) / NF4_GRID
-        # Indexed by the low bits of a rounded float, whatever they are: NaN must not leave the table.
+        # Indexed by the low bits of a rounded float: the table covers all of them, so NaN stays inside.
         self._nearest = torch.zeros(4 * NF4_GRID, dtype=torch.uint8)
         self._nearest[: len(grid)] = torch.bucketize(grid, thresholds).to(torch.uint8)
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest level, up to the grid of the thresholds; with noise one of the two neighbours."""
+        """Returns the nearest levels, up to the grid of thresholds; with noise one of two neighbours."""
         if noise is not None:
             return self._stochastic(scaled, noise)
         grid = (scaled * NF4_GRID + (_ROUNDER + NF4_GRID)).view(torch.int32) & (4 * NF4_GRID - 1)
         return self._nearest.to(scaled.device)[grid]
 
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """The table look-up on a preallocated buffer."""
+        """Looks levels up on a preallocated buffer."""
         if noise is not None:
             codes.copy_(self._stochastic(scaled, noise))
             return
@@ -144,7 +144,7 @@ class NormalFloat4(Format):
         torch.index_select(self._nearest, 0, grid, out=codes)
 
     def values(self, codes: Tensor) -> Tensor:
-        """Levels by table."""
+        """Returns levels by table."""
         return self.table.to(codes.device)[codes.to(torch.int32)]
 
     def _stochastic(self, scaled: Tensor, noise: Tensor) -> Tensor:
@@ -156,7 +156,10 @@ class NormalFloat4(Format):
 
 
 class E3M0(Format):
-    """FP4 of Streaming DiLoCo (arXiv 2501.18512): sign and 3 exponent bits; 0 and +-2^-6 ... +-1."""
+    """FP4 of Streaming DiLoCo (arXiv 2501.18512): sign and 3 exponent bits; 0 and +-2^-6 ... +-1.
+
+    The paper publishes neither scale nor rounding; docs/algorithms.md#e3m0 has those chosen here.
+    """
 
     name = "e3m0"
     bits = 4
@@ -168,7 +171,7 @@ class E3M0(Format):
         self.table: Tensor = torch.tensor(levels + [-level if level else 0.0 for level in levels])
 
     def codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """Nearest level: adding half a mantissa rounds the exponent at 1.5 * 2^k."""
+        """Returns the nearest levels: adding half a mantissa rounds the exponent at 1.5 * 2^k."""
         bits = scaled.view(torch.int32)
         magnitude = bits & 0x7FFFFFFF
         if noise is None:
@@ -180,7 +183,7 @@ class E3M0(Format):
         return (code | ((bits >> 28) & 8)).to(torch.uint8)
 
     def codes_into(self, scaled: Tensor, noise: Tensor | None, codes: Tensor, spare: Tensor) -> None:
-        """Bit operations on the buffer of `scaled`."""
+        """Uses bit operations on the buffer of `scaled`."""
         if noise is not None:
             codes.copy_(self.codes(scaled, noise))
             return
@@ -194,11 +197,11 @@ class E3M0(Format):
         codes.copy_(bits.bitwise_or_(spare.copy_(codes)))
 
     def values(self, codes: Tensor) -> Tensor:
-        """Levels by table."""
+        """Returns levels by table."""
         return self.table.to(codes.device)[codes.to(torch.int32)]
 
     def _stochastic(self, magnitude: Tensor, noise: Tensor) -> Tensor:
-        """Random bits below the exponent: the carry happens with the probability of the mantissa."""
+        """Adds random bits below the exponent: the carry happens with the probability of the mantissa."""
         uniform = noise + 0.5
         carried = (magnitude + (uniform * 2.0**23).to(torch.int32)) >> 23
         exponent = (carried - _E3M0_EXPONENT).clamp(1, 7)
@@ -208,7 +211,7 @@ class E3M0(Format):
 
 
 def build_format(name: str) -> Format:
-    """The format of a codec that sends scales."""
+    """Returns the format of a codec that sends scales."""
     match name:
         case "int4":
             return Uniform("int4", 4)

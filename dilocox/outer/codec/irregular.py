@@ -1,7 +1,7 @@
-"""Blocks of unequal length: rows that are no whole number of blocks, or a start inside a block. Level 2.
+"""Blocks of unequal length: rows that are not a multiple of the block, or a start inside a block. Level 2.
 
-Each block is padded to the full length, goes through the same kernels as every other block, and the codes of
-the padding are left out: nothing of it crosses the wire. Slower than the regular path by a few copies.
+Each block is padded to the full length and encoded by the same kernels as all others; the codes of the
+padding are removed, so no padding crosses the wire. Slower than the regular path by a few copies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PaddedKernels:
         self._bits = bits
 
     def encode(self, values: Tensor, scales: Tensor, payload: Tensor, noise: Noise | None) -> None:
-        """Fills scales and payload from fp32 [numel]; zeros of the padding change no scale."""
+        """Fills scales and payload from fp32 [numel]; the zeros of the padding change no scale."""
         rows = to_blocks(values, self._grid, self._block_size)
         codes = torch.empty(rows.numel() * self._bits // 8, dtype=torch.uint8, device=rows.device)
         self._kernels.encode(rows, scales, codes, noise)
@@ -54,7 +54,7 @@ class PaddedKernels:
 
 
 def to_blocks(values: Tensor, grid: BlockGrid, block_size: int) -> Tensor:
-    """Each block on a line of its own, filled up with zeros.
+    """Puts each block on a row of its own, padded with zeros.
 
     Args:
         values: [numel].

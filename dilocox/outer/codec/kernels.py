@@ -20,7 +20,7 @@ class Kernels(Protocol):
     """Encodes and decodes rows; one row is one block.
 
     Attributes:
-        num_fallbacks: calls that ran slower than they should because a kernel could not be compiled.
+        num_fallbacks: calls that ran uncompiled because compiling had failed.
     """
 
     @property
@@ -41,7 +41,7 @@ class Kernels(Protocol):
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Two 4-bit codes per byte, the low nibble first; an odd last code has the byte for itself.
+    """Packs two 4-bit codes per byte, the low nibble first; an odd last code has a byte of its own.
 
     Args:
         codes: uint8 [numel], values 0..15.
@@ -59,7 +59,7 @@ def unpack_nibbles(payload: Tensor, numel: int) -> Tensor:
 
 
 def encode_rows(rows: Tensor, noise: Tensor | None, form: Format) -> tuple[Tensor, Tensor]:
-    """The twin: scales of the blocks, then codes made with the scales as stored.
+    """The twin: computes scales, then codes with the scales as stored.
 
     Args:
         rows: fp32 [num_blocks, values of a block].
@@ -74,7 +74,7 @@ def encode_rows(rows: Tensor, noise: Tensor | None, form: Format) -> tuple[Tenso
 
 
 def decode_rows(scales: Tensor, payload: Tensor, form: Format) -> Tensor:
-    """The twin: levels times scale.
+    """The twin: computes levels times scale.
 
     Returns: fp32 [num_blocks, values of a block]; the codes of one odd block end with a padding value.
     """

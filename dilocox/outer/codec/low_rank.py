@@ -5,12 +5,13 @@ One step of power iteration (PowerSGD, arXiv 1905.13727) from the basis of the p
     pass 0   P = X Q           averaged
     pass 1   Q = X^T orth(P)   averaged        mean = orth(P) Q^T,  own = orth(P) Q_own^T
 
-Both are linear in X, so averaging the factors averages the matrices. The factors pass a block codec like
-any other tensor; orth() is taken of the mean as *decoded*, so it is the same on all islands. Factors are
-kept as rows ([rank, m], [rank, n]): blocks then hold values of one singular direction, of one size.
+Both are linear in X, so averaging the factors averages the matrices. The factors are encoded by a block codec
+like any other tensor; orth() is computed from the mean as *decoded*, so it is equal on all islands. Factors
+are stored as rows ([rank, m], [rank, n]): a block then holds values of one singular direction, which are of
+similar size.
 
-Vectors, and matrices whose factors would not be smaller, go dense in pass 0. Error feedback keeps
-`x - own`: the reconstruction of the island's own contribution (docs/algorithms.md, Local residual).
+Vectors, and matrices whose factors would not be smaller, are sent dense in pass 0. Error feedback keeps
+`x - own`: what the reconstruction of the island's own contribution lost (docs/algorithms.md#local-residual).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from dilocox.param_shard import ParamShard
 
 _DEPENDENT = 1e-5
-"""A row is linearly dependent when orthogonalising leaves less than this of it: fp32 rounding noise."""
+"""A row is linearly dependent if orthogonalising leaves less than this share of it: fp32 rounding noise."""
 
 
 class LowRankCompressor:
@@ -43,8 +44,8 @@ class LowRankCompressor:
         names: names of the tensors; they seed the first bases, equally on all islands and replicas.
         rank: r_1.
         adaptive: follow the effective rank of the mean.
-        always_dense: names of matrices with replicas on other ranks of the island; those ranks may have
-            come to another rank, and replicas must stay equal.
+        always_dense: names of matrices with replicas on other ranks of the island; those ranks may use
+            another codec rank, and replicas must stay equal.
         seed: equal on all islands.
     """
 
@@ -67,7 +68,7 @@ class LowRankCompressor:
 
     @property
     def codec_rank(self) -> int:
-        """r_t, rank of the next sync."""
+        """r_t, the rank used in the next sync."""
         return self._rank.rank
 
     @property
@@ -85,6 +86,7 @@ class LowRankCompressor:
         averaged = yield first
         if not low:
             return averaged
+        # From the decoded mean, not from this island's own factor: all islands must use the same basis.
         left = {i: orthonormal_rows(averaged.mean[i], self._seed_of(self._names[i])) for i in low}
         factors = yield [left[i] @ tensors[i] for i in low]
         mean, own = list(averaged.mean), list(averaged.own_decoded)
@@ -101,7 +103,7 @@ class LowRankCompressor:
         return low_rank_passes(self._effective(shapes), grids, self.codec_rank)
 
     def commit(self) -> None:
-        """Takes the averaged factors as the bases of the next sync; adapts the rank to them."""
+        """Makes the averaged factors the bases of the next sync, and adapts the rank to them."""
         learned, self._learned = self._learned, {}
         for name, factor in learned.items():
             self._bases[name] = orthonormal_rows(factor, self._seed_of(name))
@@ -114,24 +116,24 @@ class LowRankCompressor:
         self._learned = {}
 
     def state_dict(self) -> CompressorState:
-        """Rank and bases; equal on all islands of one layout."""
+        """Returns rank and bases; equal on all islands of one layout."""
         return CompressorState(self._rank.state_dict(), dict(self._bases))
 
     def load_state_dict(self, state: CompressorState) -> None:
-        """Takes over a saved or another island's state; without bases they are drawn anew."""
+        """Continues from a saved or received state; bases that are missing are drawn anew."""
         self._learned = {}
         self._rank.load_state_dict(state.common)
         self._bases = {name: basis.clone() for name, basis in state.layout_bound.items()}
 
     def _effective(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Shapes, with what always goes dense as vectors."""
+        """Returns the shapes, with tensors that are always dense as vectors."""
         return [
             (prod(shape),) if name in self._always_dense else tuple(shape)
             for name, shape in zip(self._names, shapes, strict=True)
         ]
 
     def _basis(self, name: str, matrix: Tensor) -> Tensor:
-        """Q of the last sync, cut or filled up to the rank. Returns: fp32 [rank, n]."""
+        """Returns Q of the last sync, shortened or extended to the rank: fp32 [rank, n]."""
         basis = self._bases.get(name, matrix.new_empty(0, matrix.shape[1])).to(matrix.device)
         missing = self.codec_rank - len(basis)
         if missing > 0:
@@ -145,10 +147,10 @@ class LowRankCompressor:
 
 
 def orthonormal_rows(rows: Tensor, seed: int) -> Tensor:
-    """Orthonormal basis of the row space, linearly dependent rows replaced by seeded random ones.
+    """Returns an orthonormal basis of the row space; linearly dependent rows become seeded random ones.
 
-    In fp64 and rounded at the end: another CPU or thread count may add in another order, and fp32 must
-    come out the same on all islands.
+    In fp64 and rounded at the end: another CPU or thread count may add in another order, and the fp32 result
+    must be the same on all islands.
 
     Args:
         rows: fp32 [rank, n], rank <= n.
@@ -170,7 +172,7 @@ def orthonormal_rows(rows: Tensor, seed: int) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right, in fp64 for the same reason. Returns: fp32 [m, n]."""
+    """Computes left^T right, in fp64 for the same reason. Returns: fp32 [m, n]."""
     return (left.to(torch.float64).T @ right.to(torch.float64)).to(torch.float32)
 
 
@@ -180,6 +182,6 @@ def build(config: OuterConfig, shards: Sequence[ParamShard]) -> LowRankCompresso
         [shard.label for shard in shards],
         rank=config.codec_rank,
         adaptive=config.adaptive_rank,
-        # their tensor parallel ranks adapt on their own, and copies must stay equal
+        # Tensor parallel ranks adapt their codec rank independently, and copies must stay equal.
         always_dense=[shard.label for shard in shards if shard.replicated],
     )

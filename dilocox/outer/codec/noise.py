@@ -1,4 +1,4 @@
-"""Random numbers for stochastic rounding, from a generator of their own. Level 2."""
+"""Random numbers for stochastic rounding. Level 2."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 _LANES = 4
-"""16-bit numbers in one draw of 64 bits: four times fewer draws, and 2^-16 is far below a rounding step."""
+"""16-bit numbers in one draw of 64 bits: a quarter of the draws, and 2^-16 is far below a rounding step."""
+
 _ODD = np.uint64(0x0001_0001_0001_0001)
 """The lowest bit of each lane."""
 
 
 class Noise:
-    """Uniform numbers in (-1/2, 1/2), the same on every device and however a tensor is cut.
+    """Uniform numbers in (-1/2, 1/2), the same on every device and for every partition of a tensor.
 
     They are drawn on the CPU, one after another, so equal tensors on two ranks of an island get equal
     noise if both ranks use the same seed and encode tensors of equal sizes in equal order.
@@ -26,7 +27,7 @@ class Noise:
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Starts anew, as if made with this seed."""
+        """Restarts the sequence with this seed."""
         self._bits = np.random.SFC64(seed)  # half the time of torch's Mersenne twister
 
     def draw(self, numel: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Every codec in one table: what is known about it without torch, and where it is built. Level 2.
+"""Every codec in one table: its facts that need no torch, and where it is built. Level 2.
 
 A codec is a file of its own that defines a build function, and one entry here (and its name in
-`config.schema.CodecName`). `plan` reads the facts, the header the wire ids, the reducer builds.
+`config.schema.CodecName`). `dilocox plan` uses the sizes, the header the wire ids, the reducer the builders.
 
-Registries are immutable: `CODECS.extended(entry)` is a new one, which `FragmentReducer` takes as well.
+Registries are immutable: `CODECS.extended(entry)` returns a new one, which `FragmentReducer` accepts too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dilocox.param_shard import ParamShard
 
 Residual = Literal["local", "gather"]
-"""local = what an island's own message lost; gather = what requantising an averaged part lost."""
+"""local = the error of an island's own message; gather = the error of requantising an averaged part."""
 
 MessageSizes = Callable[[Sequence[BlockGrid], int], int]
 """(grids of the tensors, block_size) -> payload bytes of one message, exactly."""
@@ -38,21 +38,21 @@ BuildCompressor = Callable[["OuterConfig", Sequence["ParamShard"]], "Compressor"
 
 @dataclass(frozen=True)
 class CodecEntry:
-    """What is known about a codec.
+    """Facts and builders of a codec.
 
     Builders are callables or, so that the table needs no torch, `"module:function"`.
 
     Attributes:
         name: value of `outer.codec`.
-        wire_id: number in the header, 0 to 255, never given to another codec; None = has a `carrier`.
-        message_bytes: length of a message; None = has a `carrier`.
-        build: makes the codec; None = has a `carrier`.
-        carrier: codec in which its tensors cross; None = it encodes them itself.
-        compressor: makes what says which tensors are averaged; default: the pseudo-gradient itself.
-        pass_grids: the same without torch, for predicted bytes.
+        wire_id: number in the header, 0 to 255, never given to another codec; None with a `carrier`.
+        message_bytes: length of a message; None with a `carrier`.
+        build: makes the codec; None with a `carrier`.
+        carrier: codec that encodes its tensors; None = it encodes them itself.
+        compressor: makes the `Compressor`; default: the pseudo-gradient itself is averaged.
+        pass_grids: the tensors of each averaging pass, without torch, for predicted bytes.
         residuals: the error feedback it supports.
         collective: name of the strategy in `reduce.all_reduce.COLLECTIVES`.
-        has_blocks: values share scales, so what is decoded depends on where blocks are cut.
+        has_blocks: values share scales, so decoded values depend on where blocks begin.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CodecEntry:
             raise ValueError(f"codec {self.name!r}: wire_id {self.wire_id} is not in 0..255")
 
     def num_bytes(self, grids: Sequence[BlockGrid], block_size: int) -> int:
-        """Payload of one message, without its header."""
+        """Returns the payload bytes of one message, without its header."""
         assert self.message_bytes is not None, f"{self.name} crosses in {self.carrier}"
         return self.message_bytes(grids, block_size)
 
@@ -91,7 +91,7 @@ class CodecEntry:
         return codec
 
     def build_compressor(self, config: OuterConfig, shards: Sequence[ParamShard]) -> Compressor:
-        """Builds what says which tensors are averaged."""
+        """Builds the compressor of a fragment."""
         compressor: Compressor = _loaded(self.compressor)(config, shards)
         return compressor
 
@@ -100,7 +100,7 @@ class CodecRegistry:
     """Codecs by name and by wire id; immutable.
 
     Raises:
-        ValueError: a name or a wire id is given twice, or a carrier is missing.
+        ValueError: two entries have the same name or wire id, or a carrier is missing.
     """
 
     def __init__(self, entries: Iterable[CodecEntry]) -> None:
@@ -117,22 +117,22 @@ class CodecRegistry:
                 raise ValueError(f"{entry.name} cannot cross in {entry.carrier}, which has no wire id")
 
     def extended(self, *entries: CodecEntry) -> CodecRegistry:
-        """A registry with more codecs."""
+        """Returns a registry with more codecs."""
         return CodecRegistry((*self._entries, *entries))
 
     def get(self, name: str) -> CodecEntry:
-        """The entry of a codec."""
+        """Returns the entry of a codec."""
         if name not in self._by_name:
             raise ValueError(f"no codec is called {name!r}; there are {', '.join(self._by_name)}")
         return self._by_name[name]
 
     def carrier(self, name: str) -> CodecEntry:
-        """The codec in which the tensors of a codec cross: itself or its carrier."""
+        """Returns the codec that encodes the tensors of a codec: itself or its carrier."""
         entry = self.get(name)
         return entry if entry.carrier is None else self.get(entry.carrier)
 
     def wire_name(self, wire_id: int) -> str | int:
-        """Name of a received wire id, or the number if none has it."""
+        """Returns the name of a received wire id, or the number if no codec has it."""
         return self._by_wire_id[wire_id].name if wire_id in self._by_wire_id else wire_id
 
     def wire_names(self) -> list[str]:
@@ -141,7 +141,7 @@ class CodecRegistry:
 
 
 def _loaded(target: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind `"module:function"`."""
+    """Returns the function behind `"module:function"`."""
     if not isinstance(target, str):
         return target
     module, _, function = target.partition(":")
@@ -165,7 +165,7 @@ CODECS = CodecRegistry(
             carrier="int4",
             compressor="dilocox.outer.codec.low_rank:build",
             pass_grids=low_rank_passes,
-            # The next sync's factors have other bases: what its gather half lost cannot be carried over.
+            # The factors of the next sync have other bases: the gather residual cannot be added to them.
             residuals=frozenset({"local"}),
         ),
     ]

@@ -15,7 +15,7 @@ SMALLEST = 2.0**-126
 
 
 def block_scales(absmax: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Scales such that the largest value of a block maps to `limit`.
+    """Returns scales with which the largest value of a block maps to `limit`.
 
     Only operations that every device rounds alike, so that all islands make equal codes.
 

@@ -1,7 +1,7 @@
 """Byte counts of messages. Level 2, integers only, no torch.
 
-`dilocox plan` predicts the wire with these functions and the codecs lay out their messages by them, so that
-predicted and counted payload bytes are equal, not close.
+`dilocox plan` predicts payloads with these functions and the codecs lay out their messages by them, so that
+predicted and counted payload bytes are exactly equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CastSizes:
     num_bytes: int
 
     def __call__(self, grids: Sequence[BlockGrid], block_size: int) -> int:
-        """Payload of one message, without its header."""
+        """Returns the payload bytes of one message, without its header."""
         return self.num_bytes * sum(grid.numel for grid in grids)
 
 
@@ -36,7 +36,7 @@ class ScaledSizes:
     bits: int
 
     def __call__(self, grids: Sequence[BlockGrid], block_size: int) -> int:
-        """Payload of one message, without its header."""
+        """Returns the payload bytes of one message, without its header."""
         codes = sum(self.code_bytes(grid.numel) for grid in grids)
         return codes + SCALE_BYTES * sum(grid.num_blocks(block_size) for grid in grids)
 
@@ -48,18 +48,18 @@ class ScaledSizes:
 def dense_passes(
     shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid], rank: int
 ) -> list[list[BlockGrid]]:
-    """Grids of what is averaged: the tensors themselves, in one pass."""
+    """Returns the grids of the tensors themselves, for one pass."""
     return [list(grids)]
 
 
 def low_rank_passes(
     shapes: Sequence[Sequence[int]], grids: Sequence[BlockGrid], rank: int
 ) -> list[list[BlockGrid]]:
-    """Grids of what `low_rank` averages in its passes: [P factors and dense tensors], [Q factors].
+    """Returns the grids of the passes of `low_rank`: [P factors and dense tensors], [Q factors].
 
     Args:
-        shapes: of the tensors; a matrix that must go dense is given as a vector.
-        grids: of the tensors, for those that go dense. Factors have the blocks of their own shape.
+        shapes: of the tensors; a matrix that must be dense is given as a vector.
+        grids: of the tensors, used for dense ones. Factors have blocks of their own shape.
         rank: rows of a factor.
     """
     first: list[BlockGrid] = []
@@ -74,5 +74,5 @@ def low_rank_passes(
 
 
 def is_low_rank(shape: Sequence[int], rank: int) -> bool:
-    """Whether `low_rank` sends two factors for a tensor of this shape; else the tensor goes dense."""
+    """Whether `low_rank` sends two factors for a tensor of this shape; else it is sent dense."""
     return len(shape) == 2 and rank * sum(shape) < shape[0] * shape[1]

@@ -1,7 +1,7 @@
-"""int4 on CUDA: one Triton kernel each way, nearest rounding. Level 2; import it only where CUDA is.
+"""int4 on CUDA: one Triton kernel each way, nearest rounding. Level 2; imported on CUDA hosts only.
 
-Gives the bits of the twin in `kernels.py`; `tests/outer/codec/test_triton_int4.py` compares them and skips
-where there is no GPU. Three things keep the bits equal: the reciprocal is a correctly rounded division,
+Gives the same bits as the twin in `kernels.py`; `tests/outer/codec/test_triton_int4.py` compares them, and is
+skipped without a GPU. Three things keep the bits equal: the reciprocal is a correctly rounded division,
 fused multiply-add is switched off at launch, and rounding is to nearest even.
 """
 
@@ -73,7 +73,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
 
 class TritonInt4Kernels:
-    """int4 kernels on CUDA. Short last blocks and stochastic rounding take the twin."""
+    """int4 kernels on CUDA. Blocks of odd length and stochastic rounding use the twin."""
 
     num_fallbacks = 0
 

@@ -1,8 +1,8 @@
 """What a delay mode is: the order of events around a launch, and what APPLY does to the weights. Level 2.
 
-A mode is one file. Its class methods are pure integers and are read by the schedule and by `dilocox plan`, so
-nothing here imports torch when it is loaded. Its instances belong to one fragment on one rank and keep
-what the mode has to remember beside anchor and weights.
+A mode is one file. Its class methods are pure integers and are used by the schedule and by `dilocox plan`, so
+modes are imported without torch. Its instances belong to one fragment on one rank and keep what the mode has
+to remember beside anchor and weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FragmentTensors(Protocol):
     def anchor(self) -> list[Tensor]: ...
 
     def outer_step(self, gradient: Sequence[Tensor]) -> None:
-        """One step of the outer optimizer. In place: anchor."""
+        """Takes one step of the outer optimizer. In place: anchor."""
 
 
 class DelayMode(ABC):
@@ -76,7 +76,7 @@ class DelayMode(ABC):
     @classmethod
     @abstractmethod
     def at_launch(cls, launch: int) -> list[tuple[EventKind, int]]:
-        """(kind, number of the launch that it belongs to) of everything due at a launch, in order.
+        """Returns (kind, number of the launch it belongs to) of everything due at a launch, in order.
 
         Args:
             launch: counted from 0 over all fragments.
@@ -84,17 +84,17 @@ class DelayMode(ABC):
 
     @classmethod
     def after_drain(cls, launch: int) -> int:
-        """Number under which the sync of `launch` is applied when training ends with it in flight."""
+        """Returns under which number the sync of `launch` is applied when training ends with it in flight."""
         return launch
 
     # -- tensors ---------------------------------------------------------------------------------
 
     def measure(self) -> list[Tensor]:
-        """The pseudo-gradient: anchor - local, in new memory."""
+        """Returns the pseudo-gradient: anchor - local, in new memory."""
         return pseudo_gradient.measure(self.fragment.anchor, self.fragment.local)
 
     def payload(self, deltas: list[Tensor]) -> list[Tensor]:
-        """What is averaged for a measured pseudo-gradient; the pseudo-gradient itself but for `eager`."""
+        """Returns what is averaged for a measured pseudo-gradient: itself, except in `eager`."""
         return deltas
 
     @abstractmethod
@@ -109,10 +109,11 @@ class DelayMode(ABC):
             contributed: this island's own payload is in the mean.
         """
 
-    def discarded(  # noqa: B027  # only two modes have something to undo
+    def discarded(  # noqa: B027  # most modes have nothing to undo
         self, deltas: Sequence[Tensor], fresh: list[Tensor] | None, *, share: float
     ) -> None:
-        """A sync failed. Its progress is in the next measurement: the anchor has not moved.
+        """Takes note of a failed sync. By default nothing: measured from the anchor, which has not moved, the
+        next pseudo-gradient contains its progress.
 
         Args:
             deltas: the pseudo-gradient of the failed sync.
@@ -120,20 +121,20 @@ class DelayMode(ABC):
         """
 
     def nothing_in_flight(self, fresh: list[Tensor] | None, *, share: float) -> None:  # noqa: B027
-        """APPLY without a sync that would land; only `eager` has one, at its first launch."""
+        """Runs an APPLY that no sync belongs to; only `eager` has one, at its first launch."""
 
     def reset(self) -> None:
-        """Continues from the anchor; everything private is dropped. In place: local."""
+        """Restarts from the anchor and drops everything private. In place: local."""
         pseudo_gradient.reset(self.fragment.local, self.fragment.anchor)
 
     # -- state -----------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint must hold, by kind; one fp32 tensor per shard. Not copies."""
+        """Returns what a checkpoint must hold, by kind; one fp32 tensor per shard. Not copies."""
         return {}
 
     def plain(self) -> dict[str, Any]:
-        """Plain values that a checkpoint must hold."""
+        """Returns plain values that a checkpoint must hold."""
         return {}
 
     def load(self, tensors: Mapping[str, list[Tensor]], plain: Mapping[str, Any]) -> None:  # noqa: B027

@@ -1,7 +1,7 @@
-"""`delayed_keep`: one-round delay in which an island keeps its own progress (after 2506.21263). Level 2.
+"""`delayed_keep`: a delay of one interval; an island keeps its own progress (after 2506.21263). Level 2.
 
 A second point beside the anchor, the *reference*, is where the next pseudo-gradient is measured from. It
-moves on at each MEASURE, so no progress is measured twice.
+moves to the local weights at each MEASURE, so no progress is measured twice.
 """
 
 from __future__ import annotations

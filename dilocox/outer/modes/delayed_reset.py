@@ -1,7 +1,7 @@
-"""`delayed_reset`: the textbook one-round delay; unstable at momentum 0.9, hence the warning. Level 2.
+"""`delayed_reset`: the textbook delay of one interval; unstable at momentum 0.9, hence the warning. Level 2.
 
-The pseudo-gradient of one interval is applied at the next launch, and all islands continue from the anchor:
-what they have learned since the measurement is in the next pseudo-gradient, which is measured first.
+The pseudo-gradient of one interval is applied at the next launch, and all islands continue from the anchor.
+Their progress since the measurement is in the next pseudo-gradient, which is measured before the reset.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DelayedReset(DelayMode):
 
     @classmethod
     def at_launch(cls, launch: int) -> list[tuple[EventKind, int]]:
-        # The previous sync lands before the next one starts: two in flight would contend for the link.
+        # The previous sync is applied before the next one starts: two in flight would share the link.
         previous = [(EventKind.APPLY, launch - 1)] if launch else []
         return [(EventKind.MEASURE, launch), *previous, (EventKind.START, launch)]
 

@@ -1,4 +1,4 @@
-"""How the islands' values become one: `outer.aggregation`. Level 2.
+"""Rules that combine the islands' values: `outer.aggregation`. Level 2.
 
 A rule is a file or a function of its own and one entry in `AGGREGATORS` (and its name in the configuration).
 """
@@ -13,24 +13,24 @@ from torch import Tensor
 
 
 class Aggregator(Protocol):
-    """Combines what the islands sent, in their order, so that all islands come to equal bits.
+    """Combines the islands' values in island order, so that all islands compute equal bits.
 
-    It must not mix tensors or elements: it is called with parts of tensors, on several islands.
+    It must treat each element apart: it is called with parts of tensors, on several islands.
     """
 
     def __call__(self, contributions: Iterable[tuple[float, list[Tensor]]]) -> list[Tensor]:
         """Combines the values of at least one island.
 
         Args:
-            contributions: (weight above 0, decoded fp32 tensors) in island order; they are decoded as they
-                are asked for, and may be written to.
+            contributions: (weight above 0, decoded fp32 tensors) in island order; each is decoded when the
+                iterator reaches it, and may be written to.
 
         Returns: one fp32 tensor for each, of its shape.
         """
 
 
 def mean(contributions: Iterable[tuple[float, list[Tensor]]]) -> list[Tensor]:
-    """Weighted mean in fp32.
+    """Returns the weighted mean in fp32.
 
     Memory: two islands' values at a time.
     """

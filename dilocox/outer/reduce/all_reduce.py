@@ -1,9 +1,9 @@
 """The average over the islands: two shots, quantised, in fixed order. Level 2.
 
-Three islands and more: every island encodes each part of the fragment for the part's owner, all-to-all, the
-owner decodes and aggregates in fp32 in island order, encodes again, all-gather. Two islands swap whole
-messages: the same bytes, one quantisation. One island: its values are the mean, nothing is sent and nothing
-is quantised.
+Three islands and more (docs/algorithms.md#two-shots): every island encodes each part of the fragment for the
+part's owner, all-to-all; the owner decodes, aggregates in fp32 in island order and encodes again, all-gather.
+Two islands swap whole messages: the same bytes, one quantisation. One island: its values are the mean;
+nothing is sent and nothing is quantised.
 
 Every island, the owner included, uses what the others decode, so the mean has equal bits on all of them.
 """
@@ -29,7 +29,7 @@ from dilocox.outer.wan.header import Header, Shot, SyncId, open_message, seal
 
 @dataclass(frozen=True)
 class Wire:
-    """How values cross.
+    """How values cross the WAN.
 
     Attributes:
         codec: for values on their way to the owner, and for the swap; names the collective strategy.
@@ -67,7 +67,7 @@ def all_reduce_mean(
         if this island abstains.
 
     Raises:
-        WanError: all members abstain, or the exchange failed.
+        WanError: all members abstain, or the collective failed.
         MessageError: a message does not belong here or is damaged.
     """
     if not any(weight > 0 for weight in transport.weights):
@@ -82,18 +82,19 @@ def all_reduce_mean(
     else:
         averaged, own = COLLECTIVES[wire.codec.entry.collective](job, feedback)
     if feedback is not None:
-        sent = transport.weights[transport.index] > 0
-        feedback.stage(num_islands, transport.index, lost=job.lost, forwarded=sent)
-    # What was forwarded is in `own` but not in `tensors`.
+        # Staged, not kept: the vote that follows decides whether this sync counts.
+        contributed = transport.weights[transport.index] > 0
+        feedback.stage(num_islands, transport.index, lost=job.lost, forwarded=contributed)
+    # What was forwarded is in `own` but not in `tensors`: it must not be taken for an error of the codec.
     own = _plus(own, scaled(forwarded, -1.0))
     return MeanResult(_shaped(averaged, shapes), _shaped(own, shapes))
 
 
 class _CompressedAllReduce:
-    """One averaging under way, for two islands or more.
+    """One averaging pass, for two islands or more.
 
     Attributes:
-        flat: what this island sends, fp32 1-D.
+        flat: values of this island, stale residuals included, fp32 1-D.
         lost: what requantising the owned part lost, by slice.
     """
 
@@ -117,18 +118,18 @@ class _CompressedAllReduce:
         self._device = flat[0].device if flat else torch.device("cpu")
 
     def dense(self, feedback: GatherErrorFeedback | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Every value crosses. Returns: mean, own. In place: `lost`."""
+        """Sends every value. Returns: mean, own decoded. In place: `lost`."""
         return self._swap() if len(self._weights) == 2 else self._two_shot(feedback)
 
     def _swap(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Two islands: each sends its whole message."""
+        """Swaps whole messages between two islands."""
         message = self._scatter_message(self.flat, self._grids)
         received = self._send([message, message], [self._scatter_bytes(k, self._grids) for k in range(2)])
         own = self._own([message], partition(self._grids, self._wire.codec.block_size, 1))
         return self._aggregate(received, self._grids), own
 
     def _two_shot(self, feedback: GatherErrorFeedback | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Three islands and more: to the owners of the parts, and back from them."""
+        """Sends values to the owners of the parts, and their means back: three islands and more."""
         num_islands = len(self._weights)
         parts = partition(self._grids, self._wire.codec.block_size, num_islands)
         grids = [part_grids(self._grids, slices) for slices in parts]
@@ -138,6 +139,7 @@ class _CompressedAllReduce:
         ]
         sizes = [self._scatter_bytes(k, grids[self._me]) for k in range(num_islands)]
         owned = self._aggregate(self._send(messages, sizes), grids[self._me])
+        # From the messages themselves, the own part's included: the owner uses what the others decode.
         own = self._own(messages, parts)
         if feedback is not None:
             # Before the second encoding, so that this mean carries what the last one lost ...
@@ -151,7 +153,7 @@ class _CompressedAllReduce:
         return averaged, own
 
     def _gather(self, owned: list[Tensor], parts: list[list[Slice]]) -> list[Tensor]:
-        """Hands the owned part to all islands. Returns: the whole mean, as all of them decode it."""
+        """Sends the owned part to all islands. Returns: the whole mean, as all of them decode it."""
         codec = self._wire.gather_codec
         grids = [part_grids(self._grids, slices) for slices in parts]
         reply = self._message(codec, owned, grids[self._me], "gather")
@@ -159,6 +161,7 @@ class _CompressedAllReduce:
         replies = self._send([reply] * len(parts), sizes)
         averaged = [torch.empty_like(tensor) for tensor in self.flat]
         for sender, (slices, data) in enumerate(zip(parts, replies, strict=True)):
+            # The own reply is decoded as well: the mean must have equal bits on all islands.
             payload = self._open(data, codec, "gather", sender, grids[sender])
             codec.decode_into(payload, grids[sender], _views(averaged, slices))
         return averaged
@@ -215,7 +218,7 @@ class _CompressedAllReduce:
                 yield weight, self._wire.codec.decode(payload, grids)
 
     def _own(self, messages: Sequence[Tensor], parts: Sequence[Sequence[Slice]]) -> list[Tensor]:
-        """What the others decode from this island's messages, one per part."""
+        """Returns what the others decode from this island's messages, one message per part."""
         if self._weights[self._me] <= 0:
             return [torch.zeros_like(tensor) for tensor in self.flat]
         if self._wire.codec.name == "none":
@@ -234,7 +237,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType({"dense": _CompressedAl
 
 
 def _views(flat: Sequence[Tensor], slices: Sequence[Slice]) -> list[Tensor]:
-    """The values of slices, not copied."""
+    """Returns the values of slices, not copied."""
     return [flat[span.tensor][span.start : span.stop] for span in slices]
 
 
@@ -249,7 +252,7 @@ def _plus(flat: list[Tensor], parts: Sequence[tuple[Slice, Tensor]]) -> list[Ten
 
 
 def _stale_residual(transport: Transport, feedback: GatherErrorFeedback | None) -> list[tuple[Slice, Tensor]]:
-    """Residuals of an earlier partition, scaled so that the mean gains them in full through this island."""
+    """Returns residuals of an earlier partition, scaled so that the mean gains exactly what they hold."""
     weight = transport.weights[transport.index]
     if feedback is None or weight <= 0:
         return []

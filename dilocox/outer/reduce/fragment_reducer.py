@@ -1,7 +1,7 @@
-"""How one fragment crosses the WAN: residual, compressor, codec, collective. Level 2.
+"""Averages one fragment over the islands: residual, compressor, codec, collective. Level 2.
 
-`reduce` runs in the sync thread and changes nothing that lasts; `commit` or `discard` follows when the sync
-is applied.
+`reduce` runs in the sync thread and stages its changes; `commit` or `discard` follows in the training thread,
+when the sync is applied.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FragmentReducer:
 
     @classmethod
     def exact(cls, shards: Sequence[ParamShard], *, island: int) -> FragmentReducer:
-        """Without codec and residual: fp32 in, fp32 out."""
+        """Builds a reducer without codec and residual: fp32 in, fp32 out."""
         return cls(OuterConfig(codec="none", gather_codec="none"), shards, island=island)
 
     @property
@@ -83,11 +83,11 @@ class FragmentReducer:
 
     @property
     def num_fallbacks(self) -> int:
-        """Codec calls so far that ran slower because a kernel could not be compiled; each is correct."""
+        """Codec calls so far that ran uncompiled because compiling had failed; their results are correct."""
         return self._wire.codec.num_fallbacks + self._wire.gather_codec.num_fallbacks
 
     def compensate(self, deltas: list[Tensor]) -> list[Tensor]:
-        """Adds the residual: what to average. Not in place."""
+        """Returns what to average: deltas plus residual. Changes nothing."""
         return deltas if self._feedback is None else self._feedback.compensate(deltas)
 
     def reduce(
@@ -106,6 +106,7 @@ class FragmentReducer:
         Raises:
             WanError: see `all_reduce_mean`.
         """
+        # A generator: it yields tensors, is sent their mean, and returns the mean of the input.
         passes = self._compressor.passes(compensated)
         tensors = next(passes)
         for index, grids in enumerate(self._pass_grids()):
@@ -126,7 +127,7 @@ class FragmentReducer:
         raise AssertionError("the compressor wants more passes than pass_grids has predicted")
 
     def commit(self, compensated: Sequence[Tensor], result: MeanResult, *, observed: bool) -> None:
-        """The sync is being applied. In place: residuals, warm start.
+        """Keeps what the sync staged; called when it is applied. In place: residuals, warm start.
 
         Args:
             compensated: what was averaged.
@@ -140,13 +141,13 @@ class FragmentReducer:
             self._feedback.commit(compensated, result.own_decoded)
 
     def discard(self) -> None:
-        """The sync failed: nothing has changed."""
+        """Drops what the failed sync staged."""
         self._compressor.discard()
         if self._gather_feedback is not None:
             self._gather_feedback.discard()
 
     def predicted_bytes(self, num_islands: int, index: int) -> int:
-        """Payload bytes, headers included, that this rank hands over in the next sync.
+        """Returns the payload bytes, headers included, that this rank sends in the next sync.
 
         Args:
             num_islands: members, all with a weight above 0.
@@ -158,7 +159,7 @@ class FragmentReducer:
         )
 
     def shared_state(self) -> State:
-        """Equal on all islands of this layout. Not copies."""
+        """Returns state that is equal on all islands of this layout. Not copies."""
         state = self._compressor.state_dict()
         return {"common": state.common, "layout_bound": state.layout_bound}
 
@@ -171,7 +172,7 @@ class FragmentReducer:
             self._gather_feedback.clear()
 
     def state_dict(self) -> ShardState:
-        """Residuals and warm start. Not copies, but for `gather_residual`.
+        """Returns residuals and warm start. Not copies, but for `gather_residual`.
 
         Memory: one fp32 copy of the fragment once three islands or more have synced with error feedback.
         """
@@ -210,14 +211,16 @@ class FragmentReducer:
         plain = state.layout_bound.get("compressor_plain", state.common["compressor"])
         self._compressor.load_state_dict(CompressorState(plain, state.layout_bound.get("compressor", {})))
         if self._feedback is not None:
-            self._feedback.load_state_dict(state.tensors["residual"])
+            self._feedback.load_state_dict(state.tensors.get("residual", {}))
         if self._gather_feedback is None:
             return
         if state.layout_bound:
             held = state.layout_bound["gather_residual"]
             self._gather_feedback.load_state_dict(held, self._like, in_use=bool(totals))
         elif totals:
-            self._gather_feedback.load_stale([totals[name] for name in self._names])
+            self._gather_feedback.load_stale(
+                [totals[name].to(like.device) for name, like in zip(self._names, self._like, strict=True)]
+            )
         else:
             self._gather_feedback.clear()
 
@@ -225,7 +228,7 @@ class FragmentReducer:
         return self._compressor.pass_grids([tensor.shape for tensor in self._like], self._grids)
 
     def _reseed(self, sync: SyncId, inner_step: int, pass_index: int) -> None:
-        # A seed for each message instead of a generator that runs on: a sync that is started again after a
+        # A seed for each message instead of one running generator: a sync that is started again after a
         # resume then sends the same bits.
         name = f"{sync.run_id} {self._island} {sync.fragment} {inner_step} {pass_index}"
         self._wire.codec.reseed(zlib.crc32(name.encode()))
@@ -233,6 +236,6 @@ class FragmentReducer:
 
 
 def grid_of(shard: ParamShard) -> BlockGrid:
-    """Blocks of a shard: along the last axis of its tensor parallel rank's block, from `start` on."""
+    """Returns the grid of a shard: rows of its tensor parallel rank's block, from `start` on."""
     shape = shard.block_shape or tuple(shard.tensor.shape)
     return BlockGrid.of_shape(shape, numel=shard.tensor.numel(), start=shard.start)

@@ -2,7 +2,7 @@
 
 The owner of a part adds it to the same part of the next sync. It belongs to one partition of the fragment:
 when the members change it is stale, and the owner forwards it through its own message instead, scaled so
-that the mean gains exactly what the residual held.
+that the mean gains exactly what the residual held (docs/algorithms.md#gather-residual).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GatherErrorFeedback:
     """Gather-half residuals of one fragment on this rank; they change in `commit` alone.
 
     Attributes:
-        in_use: a partition may be owed something. Equal on all ranks of the island, also where a rank's
+        in_use: some partition may have a residual. Equal on all ranks of the island, also where a rank's
             own slices are empty, so that all of them write the same kinds into a checkpoint.
     """
 
@@ -47,10 +47,10 @@ class GatherErrorFeedback:
     def add_to_part(
         self, num_islands: int, index: int, slices: Sequence[Slice], values: Sequence[Tensor]
     ) -> None:
-        """Adds the residual of this very partition, if there is one. In place: values.
+        """Adds the residual of exactly this partition, if there is one. In place: values.
 
         Raises:
-            ValueError: the residual was left by other slices.
+            ValueError: the residual belongs to other slices.
         """
         current = [lost for lost in self._held if lost.fits(num_islands, index)]
         if not current:
@@ -63,13 +63,13 @@ class GatherErrorFeedback:
             target.add_(lost.values)
 
     def stale(self, num_islands: int, index: int) -> list[tuple[Slice, Tensor]]:
-        """Residuals of another partition: to be forwarded through this island's own message."""
+        """Returns residuals of other partitions, to be forwarded through this island's own message."""
         return [(lost.slice, lost.values) for lost in self._held if not lost.fits(num_islands, index)]
 
     def stage(
         self, num_islands: int, index: int, *, lost: Sequence[tuple[Slice, Tensor]], forwarded: bool
     ) -> None:
-        """Remembers what a sync lost, until the vote is known.
+        """Remembers what a sync lost until it is committed or discarded.
 
         Args:
             num_islands: members of the sync.
@@ -79,28 +79,28 @@ class GatherErrorFeedback:
         """
         kept = [] if forwarded else [part for part in self._held if not part.fits(num_islands, index)]
         left = [_Lost(num_islands, index, span, values) for span, values in lost]
-        # With two islands and fewer nothing is requantised.
+        # With two islands or one nothing is requantised.
         self._staged = (num_islands > 2 or (self.in_use and not forwarded), kept + left)
 
     def commit(self) -> None:
-        """The sync was committed: what it lost is the residual now."""
+        """Makes the staged residuals the current ones."""
         if self._staged is not None:
             (self.in_use, self._held), self._staged = self._staged, None
 
     def discard(self) -> None:
-        """The sync failed: the residual is what it was."""
+        """Drops the staged residuals."""
         self._staged = None
 
     def clear(self) -> None:
-        """Nothing is owed any more."""
+        """Drops all residuals."""
         self.in_use, self._held, self._staged = False, [], None
 
     def values(self) -> list[tuple[Slice, Tensor]]:
-        """All residuals, in units of the mean."""
+        """Returns all residuals, in units of the mean."""
         return [(lost.slice, lost.values) for lost in self._held]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residuals by `num_islands.index.tensor.start.stop`; only the same layout can read them."""
+        """Returns residuals by `num_islands.index.tensor.start.stop`; only the same layout can read them."""
         return {
             f"{lost.num_islands}.{lost.index}.{lost.slice.tensor}.{lost.slice.start}.{lost.slice.stop}": (
                 lost.values
@@ -109,7 +109,7 @@ class GatherErrorFeedback:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], like: Sequence[Tensor], *, in_use: bool) -> None:
-        """Takes the residuals of a checkpoint; the tensors are kept, not copied.
+        """Loads the residuals of a checkpoint; the tensors are kept, not copied.
 
         Args:
             state: a `state_dict`.
@@ -131,10 +131,10 @@ class GatherErrorFeedback:
         self.in_use, self._held = in_use, held
 
     def load_stale(self, totals: Sequence[Tensor]) -> None:
-        """Takes what was held under another layout: it fits no partition and is forwarded.
+        """Loads residuals of another layout: they fit no partition and are forwarded.
 
         Args:
-            totals: for each tensor of the fragment, all residuals of its elements.
+            totals: for each tensor of the fragment, the sum of the residuals of its elements.
         """
         self.clear()
         self.in_use = True
@@ -144,7 +144,7 @@ class GatherErrorFeedback:
                 self._held.append(_Lost(0, 0, Slice(tensor, 0, flat.numel()), flat))
 
     def totals(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """All residuals of each tensor's elements. Returns: fp32, shapes as `like`, fresh memory."""
+        """Sums the residuals of each tensor's elements. Returns: fp32, shapes as `like`, new memory."""
         sums = [torch.zeros_like(tensor, dtype=torch.float32).reshape(-1) for tensor in like]
         for lost in self._held:
             sums[lost.slice.tensor][lost.slice.start : lost.slice.stop] += lost.values
@@ -152,5 +152,5 @@ class GatherErrorFeedback:
 
 
 def scaled(parts: Sequence[tuple[Slice, Tensor]], factor: float) -> list[tuple[Slice, Tensor]]:
-    """The same slices, values times factor."""
+    """Returns the same slices with values times factor."""
     return [(span, torch.mul(values, factor)) for span, values in parts]

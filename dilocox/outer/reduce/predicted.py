@@ -1,4 +1,4 @@
-"""Bytes that one averaging hands over, by the collective strategy. Level 2, integers only, no torch."""
+"""Payload bytes of one averaging pass, by collective strategy. Level 2, integers only, no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dilocox.outer.codec.sizes import HEADER_BYTES
 
 @dataclass(frozen=True)
 class WireCodecs:
-    """The codecs of one averaging.
+    """The codecs of one averaging pass.
 
     Attributes:
         codec: of the scatter half, and of the swap at two islands.
@@ -29,10 +29,10 @@ class WireCodecs:
 def allreduce_bytes(
     codecs: WireCodecs, grids: Sequence[BlockGrid], *, num_islands: int, index: int = 0
 ) -> int:
-    """Payload bytes, headers included, that the island at `index` hands over in one averaging.
+    """Returns the payload bytes, headers included, that the island at `index` sends in one averaging pass.
 
     Args:
-        codecs: how the values cross.
+        codecs: how the values are encoded.
         grids: of the tensors averaged.
         num_islands: members of the sync, all with a weight above 0.
         index: position of the island; parts differ by a block at most.
@@ -43,7 +43,7 @@ def allreduce_bytes(
 
 
 def _dense(codecs: WireCodecs, grids: Sequence[BlockGrid], num_islands: int, index: int) -> int:
-    """Two islands swap whole messages; more take two shots."""
+    """Bytes of whole messages for two islands, of two shots for more."""
     block_size = codecs.block_size
     if num_islands == 2:
         return HEADER_BYTES + codecs.codec.num_bytes(grids, block_size)

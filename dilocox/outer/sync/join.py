@@ -1,4 +1,4 @@
-"""How a starting island gets in: all start together, or it takes part in a sync that is under way. Level 2.
+"""How a starting island joins: all start together, or it takes part in a sync that is under way. Level 2.
 
 `join` runs in the sync thread and changes nothing but the received state. The training thread then loads
 that state and, where a sync is under way, hands the open session back to `SyncRunner.observe`.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dilocox.errors import QuorumError, WanError
-from dilocox.outer.sync.roles import Role, Roles, deal_roles, largest_group
+from dilocox.outer.sync.roles import Role, Roles, assign_roles, largest_group
 from dilocox.outer.sync.runner import SyncRunner
 from dilocox.outer.wan.base import Member, QuorumSession
 
@@ -35,11 +35,11 @@ class JoinRules:
 
 @dataclass(frozen=True)
 class Offer:
-    """How an island may get in.
+    """How an island may begin.
 
     Attributes:
         inner_step: inner steps done, as the other islands count them.
-        num_islands: islands that are there.
+        num_islands: islands in the session.
         session, roles: of a sync that is under way and waits for this island; None at a common start.
     """
 
@@ -57,7 +57,7 @@ class Joiner:
     Args:
         island: id of this island.
         member: makes the info of this island, of kind `join`; called before each session.
-        waiting: told who is there when not all are.
+        waiting: called with who is missing, while islands are missing.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Joiner:
         while True:
             if self._runner.is_stopping():
                 raise QuorumError("stopped while waiting for the other islands")
+            # Clocks differ a little, so the ranks vote: all of them must leave the loop in the same session.
             late = control.sum([float(time.monotonic() > deadline)])[0] > 0
             try:
                 session = self._runner.wan.open_session(self._member())
@@ -102,7 +103,8 @@ class Joiner:
 
     def _offer(self, session: QuorumSession, late: bool) -> Offer | None:
         members = session.members
-        roles = deal_roles(members)
+        # A sync under way comes first: its islands are inside the collective and wait for this one in it.
+        roles = assign_roles(members)
         if roles is not None:
             return self._running(session, roles)
         enough = len(members) >= (self._rules.min_islands if late else self._rules.num_islands)
@@ -121,18 +123,20 @@ class Joiner:
 
     def _running(self, session: QuorumSession, roles: Roles) -> Offer | None:
         if roles.of(self._island) is Role.DIVERGED:
-            # The others are in the collective and need this island in it; then it asks for their state.
+            # The others are in the collective and need this island in it. `observe` votes no and asks for
+            # their state, which the next session brings.
             result = self._runner.observe(session, roles, self._island)
             self._waiting(reason=str(result.error))
             return None
         return Offer(roles.leader.inner_step, len(session.members), session, roles)
 
     def _settle(self, session: QuorumSession, comparable: Sequence[Member], right: Sequence[Member]) -> None:
-        """Islands with progress and different anchors meet: the largest group's state wins.
+        """Votes no where anchors differ; islands outside the largest group ask for its state.
 
         Raises:
             WanError: none of them has trained, so their initial weights differ.
         """
+        # No island may begin in this session: the others of the run would train on other anchors.
         session.commit(False)
         hashes = {member.island: member.anchor_hash for member in comparable}
         if all(member.inner_step == 0 for member in comparable):

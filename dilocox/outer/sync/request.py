@@ -1,4 +1,4 @@
-"""What this island brings to a sync, and what came of it. Level 2."""
+"""Request and result of one sync. Level 2."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SyncRequest:
 
 @dataclass(frozen=True)
 class SyncStats:
-    """What metrics and log say of one sync. Field names are those of `sync` records in metrics.jsonl.
+    """Figures of one sync for metrics and log. Field names are those of `sync` records in metrics.jsonl.
 
     Attributes:
         inner_step: inner steps done when it was measured.
@@ -86,9 +86,9 @@ class SyncResult:
 
     Attributes:
         mean: mean and own part; None unless committed.
-        compensated: what the own message was made from (payload + residual); empty without a contribution.
+        compensated: what was encoded (payload + residual); empty unless committed.
         role: what this island did; None where no session was opened.
-        leader: member whose (outer step, fragment) was synced; None where none was found out.
+        leader: member whose (outer step, fragment) was synced; None if it failed before that.
         weight: of this island in the mean; 0 = it abstained or observed.
         total_weight: sum over all islands.
         norm: of this island's payload.
@@ -97,7 +97,7 @@ class SyncResult:
         exchange_s, waiting_s: see `SyncStats`.
         abstained, error: reasons, or None.
         interval_scale: sync interval over its initial value (adaptive low rank), or None.
-        reducer_is_loaded: the reducer of the leader's fragment holds a received state and has run with it.
+        reducer_is_loaded: the reducer of the leader's fragment has loaded a received state and run with it.
     """
 
     mean: MeanResult | None = None
@@ -123,14 +123,14 @@ class SyncResult:
 
 @dataclass
 class PendingSync:
-    """A measured pseudo-gradient; on its way once `future` is there.
+    """A measured pseudo-gradient; in flight once `future` is set.
 
     Attributes:
         event: the START it belongs to.
         inner_step: inner steps done when it was measured.
         deltas: pseudo-gradient, one fp32 tensor per shard.
-        num_tokens: tokens trained since the measurement before.
-        payload: what crosses the WAN; the deltas themselves but for `eager`.
+        num_tokens: tokens trained since the previous measurement.
+        payload: what crosses the WAN; the deltas themselves, except in `eager`.
     """
 
     event: Event

@@ -1,11 +1,11 @@
 """Who contributes to a session, who only takes its result, and whose anchor is wrong. Level 2, no torch.
 
-Pure functions of the member infos, so all ranks of all islands come to the same roles. Islands are aligned by
+Pure functions of the member infos, so all ranks of all islands compute the same roles. Islands are aligned by
 (outer step, fragment) and by their anchors, never by inner steps:
 
 * Ahead = more contributions: pseudo-gradients that are in the anchors, counted over all islands. After a
   partition that is the side that more islands were on. Islands with fewer have received a state before the
-  roles are dealt.
+  roles are assigned.
 * Among equally many the latest (outer step, fragment) is synced. An island that asks for an earlier one
   takes the result of the later one: it has the same anchors, so nothing is handed over.
 * Among those the anchors must be equal. Where they differ the largest group is right (ties: more tokens,
@@ -47,18 +47,18 @@ class Roles:
     diverged: frozenset[int]
 
     def of(self, island: int) -> Role:
-        """The role of an island."""
+        """Returns the role of an island."""
         if island in self.contributors:
             return Role.CONTRIBUTE
         return Role.DIVERGED if island in self.diverged else Role.OBSERVE
 
     def weights(self, members: Sequence[Member]) -> list[float]:
-        """Weight of each member in the mean."""
+        """Returns the weight of each member in the mean."""
         return [member.weight if member.island in self.contributors else 0.0 for member in members]
 
 
-def deal_roles(members: Sequence[Member]) -> Roles | None:
-    """Deals the roles of a session; None where no island brings a pseudo-gradient."""
+def assign_roles(members: Sequence[Member]) -> Roles | None:
+    """Returns the roles of a session; None if no island brings a pseudo-gradient."""
     syncing = [member for member in members if member.kind == "sync"]
     if not syncing:
         return None
@@ -77,7 +77,7 @@ def deal_roles(members: Sequence[Member]) -> Roles | None:
 
 
 def largest_group(members: Sequence[Member]) -> list[Member]:
-    """Members of the largest group with equal anchors; ties: more tokens, then the lower island id."""
+    """Returns the largest group with equal anchors; ties: more tokens, then the lower island id."""
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(member.anchor_hash, []).append(member)
@@ -89,6 +89,6 @@ def largest_group(members: Sequence[Member]) -> list[Member]:
 
 
 def _hash_of(joining: Member, leader: Member) -> str:
-    """A joining island says the hashes of all fragments, separated by commas."""
+    """Returns the hash for the leader's fragment; a joining island sends those of all fragments."""
     hashes = joining.anchor_hash.split(",")
     return hashes[leader.fragment] if leader.fragment < len(hashes) else ""

@@ -1,4 +1,4 @@
-"""One sync from request to vote, in the sync thread; touches no weights and no anchors. Level 2.
+"""One sync from request to vote, in the sync thread; changes no weights and no anchors. Level 2.
 
 guard -> session with member infos -> roles -> error feedback -> passes of the reducer -> vote. Everything
 decided here is equal on all ranks of the island.
@@ -21,7 +21,7 @@ from dilocox.outer.codec.base import MeanResult
 from dilocox.outer.control_group import ControlGroup
 from dilocox.outer.shared_state import SharedState
 from dilocox.outer.sync.request import SyncRequest, SyncResult, SyncTarget
-from dilocox.outer.sync.roles import Role, Roles, deal_roles
+from dilocox.outer.sync.roles import Role, Roles, assign_roles
 from dilocox.outer.wan.base import QuorumSession, Wan
 from dilocox.outer.wan.header import SyncId
 
@@ -60,7 +60,9 @@ class SyncRunner:
         started = time.perf_counter()
         seen: dict[str, Any] = {}
         try:
+            # The guard comes before the session: its result, the weight, is part of the member info.
             seen["norm"], seen["abstained"] = self._guard(request)
+            # A session that this island opened and left would hold up the others until their timeout.
             if self.is_stopping():
                 raise WanError("this island is stopping")
             member = replace(
@@ -71,7 +73,7 @@ class SyncRunner:
             )
             session = self.wan.open_session(member)
             seen["waiting_s"] = time.perf_counter() - started
-            roles = deal_roles(session.members)
+            roles = assign_roles(session.members)
             if roles is None:
                 session.commit(False)
                 raise WanError("no island of this session brings a pseudo-gradient")
@@ -91,7 +93,7 @@ class SyncRunner:
         return SyncResult(**seen, exchange_s=time.perf_counter() - started)
 
     def anchor_hash(self, anchor: Sequence[Tensor]) -> str:
-        """Hash over the anchors of all ranks of this island."""
+        """Returns the hash over the anchors of all ranks of this island."""
         return combine(self.control.gather(hash_tensors(anchor)))
 
     def is_stopping(self) -> bool:
@@ -112,6 +114,7 @@ class SyncRunner:
             WanError: this island has voted no.
         """
         role, transport = roles.of(island), session.transport
+        # All members derive equal weights, so each knows which messages to expect from whom.
         transport.weights = roles.weights(session.members)
         seen.update(
             role=role,
@@ -127,10 +130,11 @@ class SyncRunner:
                 compensated, transport, sync=sync, inner_step=roles.leader.inner_step
             )
         except WanError:
+            # A session needs exactly one vote of every rank, also where the collective has failed.
             session.commit(False)
             raise
         if role is Role.DIVERGED:
-            # Its result would go on top of a wrong anchor. The others commit without it.
+            # The result belongs on top of an anchor that this island does not have. The others commit it.
             self.state.want_state()
             session.commit(False)
             raise WanError(
@@ -139,13 +143,14 @@ class SyncRunner:
             )
         if not session.commit(True):
             raise WanError("another rank of this island failed, or fewer than wan.min_islands took part")
+        # `mean` only after the vote: a result with a mean is a committed one.
         seen.update(compensated=compensated, mean=mean)
         self._measure(target, payload, mean, transport.bytes_sent, seen)
 
     def _contribution(
         self, role: Role, roles: Roles, request: SyncRequest | None, seen: dict[str, Any]
     ) -> tuple[SyncTarget, list[Tensor]]:
-        """What this island puts into the collective: its payload, or zeros that weigh nothing."""
+        """Returns what this island puts into the collective: its payload, or zeros of weight 0."""
         if role is Role.CONTRIBUTE and request is not None:
             return request.target, request.payload
         fragment = roles.leader.fragment
@@ -159,11 +164,12 @@ class SyncRunner:
         return target, [torch.zeros_like(shard.tensor) for shard in target.shards]
 
     def _guard(self, request: SyncRequest) -> tuple[float, str | None]:
-        """Norm of the payload over all ranks of the island, and the reason to abstain or None."""
+        """Returns the payload's norm over all ranks of the island, and the reason to abstain or None."""
         shards = request.target.shards
         squares = [_square(tensor) for tensor in request.payload]
         counted = [s for s, shard in zip(squares, shards, strict=True) if shard.counted]
         bad = [shard.label for s, shard in zip(squares, shards, strict=True) if not math.isfinite(s)]
+        # Non-finite values may be in a copy that is not counted, so they are counted apart from the norm.
         square, num_bad = self.control.sum([sum(counted), float(len(bad))])
         norm = math.nan if num_bad else math.sqrt(square)
         reason = request.abstain_reason(norm)
@@ -179,7 +185,7 @@ class SyncRunner:
         bytes_sent: int,
         seen: dict[str, Any],
     ) -> None:
-        """Cosine, bytes and the wanted interval, over all ranks of the island. In place: `seen`."""
+        """Measures cosine, bytes and the interval scale over all ranks of the island. In place: `seen`."""
         dot = square = 0.0
         for delta, mean, shard in zip(payload, result.mean, target.shards, strict=True):
             if shard.counted:
@@ -194,5 +200,5 @@ class SyncRunner:
 
 
 def _square(tensor: Tensor) -> float:
-    """Squared L2 norm, summed in fp64 without a copy in fp64."""
+    """Returns the squared L2 norm, summed in fp64 without a copy in fp64."""
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

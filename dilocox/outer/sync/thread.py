@@ -32,9 +32,10 @@ class SyncThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queues a job; its exception comes out of the future."""
+        """Queues a job; the future holds its result or its exception."""
         future: Future[T] = Future()
         if self._stream is not None:
+            # In the submitting thread: its current stream is the one that made the job's tensors.
             self._stream.wait_stream(torch.cuda.current_stream())
 
         def run() -> None:
@@ -43,6 +44,7 @@ class SyncThread:
                     value = job()
                 future.set_result(value)
             except BaseException as error:
+                # The training thread raises it in `result`; this thread must live for the next job.
                 future.set_exception(error)
 
         self._jobs.put(run)

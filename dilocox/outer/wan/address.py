@@ -1,8 +1,8 @@
 """Which interface and address the WAN group of this host uses, and which ports. No torch. Level 2.
 
-Inside many clusters the host name resolves to loopback; gloo then listens there and the first exchange
-between islands hangs without a word. So the interface is decided here, once, from settings or from the
-route to the lighthouse, checked, and handed on by name.
+Inside many clusters the host name resolves to loopback; gloo then listens there and the first sync hangs
+without a message. So the interface is decided here, once, from settings or from the route to the lighthouse,
+checked, and passed on by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dilocox.net import (
 
 @dataclass(frozen=True)
 class WanAddress:
-    """Where this host stands on the WAN.
+    """Interface and addresses of this host on the WAN.
 
     Attributes:
         interface: name of the network interface; what gloo binds to.
@@ -41,11 +41,11 @@ class WanAddress:
     family: Family
 
     def host_in_url(self) -> str:
-        """The advertised address as it stands in a URL: IPv6 in brackets."""
+        """Returns the advertised address in the form of a URL: IPv6 in brackets."""
         return bracketed(self.address)
 
     def describe(self) -> str:
-        """One line for the log, so that a wrong interface is seen at start."""
+        """Returns one line for the log, so that a wrong interface is seen at start."""
         behind = "" if self.address == self.local_address else f", advertised as {self.address}"
         return f"interface {self.interface}, address {self.local_address} ({self.family}){behind}"
 
@@ -65,7 +65,7 @@ def resolve_address(
         interface: `wan.interface`.
         advertise_address: `wan.advertise_address`.
         lighthouse: `wan.lighthouse`.
-        network: what to ask instead of the operating system.
+        network: look-ups to use instead of those of the operating system.
 
     Raises:
         ConfigError: the interface does not exist or has no usable address, the lighthouse's name is
@@ -90,7 +90,7 @@ def resolve_address(
 
 
 def parse_port_range(port_range: str) -> tuple[int, int]:
-    """LOW-HIGH, both included.
+    """Parses LOW-HIGH, both included.
 
     Raises:
         ConfigError: not two ports in 1024..65535 with LOW <= HIGH.
@@ -102,9 +102,9 @@ def parse_port_range(port_range: str) -> tuple[int, int]:
 
 
 def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> int:
-    """A port that is free now: of the range, or any where it is None.
+    """Returns a port that is free now: of the range, or any if it is None.
 
-    The port is free at the time of asking only; ranks of one host that ask at the same moment give
+    Another process may take the port before it is used; ranks of one host that ask at the same moment give
     different offsets.
 
     Args:
@@ -128,7 +128,7 @@ def pick_port(port_range: str | None, *, offset: int = 0, address: str = "") -> 
 
 @dataclass(frozen=True)
 class _Target:
-    """The lighthouse as this host sees it.
+    """The lighthouse, looked up on this host.
 
     Attributes:
         address: one of its addresses.
@@ -151,7 +151,7 @@ def _lighthouse_target(lighthouse: str, network: Network) -> _Target:
 
 
 def _address_of(interface: str, target: _Target | None, network: Network) -> str:
-    """The address of a named interface, of the lighthouse's family where there is a choice."""
+    """Returns the address of a named interface, of the lighthouse's family where there is a choice."""
     interfaces = network.interfaces()
     if interface not in interfaces:
         rule = f"no such interface; this host has {', '.join(sorted(interfaces))}"
@@ -168,7 +168,7 @@ def _address_of(interface: str, target: _Target | None, network: Network) -> str
 
 
 def _by_route(lighthouse: str, target: _Target, network: Network) -> tuple[str, str]:
-    """Interface and address from which packets to the lighthouse leave."""
+    """Returns interface and address from which packets to the lighthouse leave."""
     if is_loopback(target.address) and not target.on_loopback:
         raise ConfigError(
             "wan.lighthouse", lighthouse, f"the host name resolves to loopback ({target.address}) here, "

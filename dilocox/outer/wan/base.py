@@ -1,6 +1,6 @@
-"""What level 2 asks of the WAN: sessions with members, and one collective. Level 2.
+"""The interface to the WAN: sessions with members, and one collective. Level 2.
 
-A sync is one *session*: `open_session` finds out who takes part and swaps a `Member` among them, messages
+A sync is one *session*: `open_session` finds out who takes part and swaps their `Member` infos, messages
 cross by `all_to_all`, and `commit` is the vote of this island's ranks. `membership.py` implements it on
 torchft and gloo, `loopback.py` in one process for tests.
 """
@@ -119,10 +119,10 @@ class StateExchange(Protocol):
     def inner_step(self) -> int: ...
 
     def serve(self) -> State:
-        """The state that an island with a lower count receives. Called in the sync thread."""
+        """Returns the state that an island with a lower count receives. Called in the sync thread."""
 
     def receive(self, state: State) -> None:
-        """Takes another island's state over, whatever becomes of the session. Called in the sync thread."""
+        """Takes over another island's state, even if the session fails later. Called in the sync thread."""
 
 
 class Wan(Protocol):
@@ -140,12 +140,12 @@ class Wan(Protocol):
         Collective: all ranks of this island.
 
         Raises:
-            QuorumError: not in time.
-            WanError: the member infos did not get through.
+            QuorumError: no quorum in time.
+            WanError: a state or the member infos did not arrive.
         """
 
     def abort(self) -> None:
-        """Breaks off the session that is open; from any thread."""
+        """Breaks off the open session; may be called from any thread."""
 
     def shutdown(self) -> None:
-        """Leaves for good."""
+        """Leaves the WAN; no session can be opened any more."""

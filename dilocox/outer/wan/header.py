@@ -21,17 +21,17 @@ from dilocox.outer.codec.sizes import HEADER_BYTES
 
 MAGIC = b"DLCX"
 VERSION = 2
-"""Goes up when a message means something else. 2: blocks start at rows."""
+"""Increased when the meaning of a message changes. 2: blocks start at rows."""
 _LAYOUT = struct.Struct("<4sBBBx8sIIQIIQQI4x")
 _SHOTS = ("scatter", "gather")
 
 Shot = Literal["scatter", "gather"]
-"""scatter = an island's own values; gather = an averaged shard."""
+"""scatter = an island's own values; gather = an averaged part."""
 
 
 @dataclass(frozen=True)
 class SyncId:
-    """Which sync a message belongs to; equal on all of its members.
+    """Identity of a sync; equal on all of its members.
 
     Attributes:
         run_id: of the run; its hash travels.
@@ -47,7 +47,7 @@ class SyncId:
 
 @dataclass(frozen=True)
 class Header:
-    """Everything the receiver knows beforehand about a message; all of it is compared.
+    """Everything that the receiver knows about a message before it arrives; all of it is compared.
 
     Attributes:
         codec: that the payload is encoded in; its wire id travels.
@@ -95,6 +95,7 @@ def open_message(message: Tensor, expected: Header) -> Tensor:
         raise _error(expected, "magic", magic, MAGIC)
     if version != VERSION:
         raise _error(expected, "version", version, VERSION)
+    # Field by field before the checksum: a message of another sync is named as such, not as damaged.
     for (field, value), got in zip(_fields(expected, payload.numel()).items(), rest, strict=True):
         if got != value:
             raise _error(expected, field, _readable(field, got, expected), _readable(field, value, expected))
@@ -124,7 +125,7 @@ def _fields(header: Header, payload_bytes: int) -> dict[str, int | bytes]:
 
 
 def _readable(field: str, value: int | bytes, expected: Header) -> object:
-    """Names instead of numbers where there are names."""
+    """Returns the name behind a number, if there is one."""
     if isinstance(value, bytes):
         return value.hex()
     if field == "codec":

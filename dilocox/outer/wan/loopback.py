@@ -1,6 +1,6 @@
 """A WAN inside one process: islands are threads that meet in memory. Level 2, for tests and trials.
 
-It keeps the promises of `base.py`: island order, timeouts on every wait, counted bytes, and an island with a
+It behaves as `base.py` says: island order, timeouts on every wait, counted bytes, and an island with a
 lower count receives the state of one with the highest. One rank per island.
 """
 
@@ -33,22 +33,22 @@ class _Meeting:
 
     Attributes:
         members: by island, in island order.
-        counts: what each island counts when it comes.
-        slots: for each member the messages it sends.
-        state: what the island with the highest count hands over.
+        counts: `StateExchange.count` of each island when it arrives.
+        messages: by position, what each member sends.
+        state: served by the island with the highest count.
     """
 
     members: dict[int, Member]
     counts: dict[int, int]
     barrier: threading.Barrier
-    slots: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+    messages: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     state: State | None = None
 
     def wait(self, timeout_s: float) -> None:
-        """Until all members are here.
+        """Waits until all members are here.
 
         Raises:
-            WanError: one of them is gone or late.
+            WanError: one of them has left or is late.
         """
         try:
             self.barrier.wait(timeout_s)
@@ -59,12 +59,12 @@ class _Meeting:
 class LoopbackHub:
     """Where the islands meet.
 
-    A session opens when every island that is in has asked for it, or after `grace_s` with those that have.
+    A session opens when every island in the hub has asked for it, or after `grace_s` with those that have.
 
     Args:
-        num_islands: islands 0 .. num_islands - 1 are in from the start.
+        num_islands: islands 0 .. num_islands - 1 are in the hub from the start.
         timeout_s: longest wait.
-        grace_s: how long a session waits for islands that are in but late; None = all of `timeout_s`.
+        grace_s: how long a session waits for late islands; None = `timeout_s`.
         min_islands: fewest islands of a session that opens without all.
     """
 
@@ -79,11 +79,11 @@ class LoopbackHub:
         self._changed = threading.Condition()
 
     def wan(self, island: int) -> LoopbackWan:
-        """The WAN as an island sees it."""
+        """Returns the WAN of one island."""
         return LoopbackWan(self, island)
 
     def join(self, island: int) -> None:
-        """From now on sessions wait for this island too."""
+        """Adds an island: sessions wait for it from now on."""
         with self._changed:
             self._islands.add(island)
 
@@ -151,10 +151,10 @@ class LoopbackTransport:
     def all_to_all(self, messages: Sequence[Tensor], recv_bytes: Sequence[int]) -> list[Tensor]:
         """See `Transport.all_to_all`; what is received are copies."""
         self.bytes_sent += sum(m.numel() for k, m in enumerate(messages) if k != self.index)
-        self._meeting.slots[self.index] = messages
+        self._meeting.messages[self.index] = messages
         self._meeting.wait(self._timeout_s)
-        received = [self._meeting.slots[k][self.index].clone() for k in range(len(messages))]
-        self._meeting.wait(self._timeout_s)  # slots are free for the next call
+        received = [self._meeting.messages[k][self.index].clone() for k in range(len(messages))]
+        self._meeting.wait(self._timeout_s)  # nothing is overwritten before all have read
         received[self.index] = messages[self.index]
         for member, (message, size) in enumerate(zip(received, recv_bytes, strict=True)):
             if member != self.index and message.numel() != size:
@@ -170,7 +170,7 @@ class LoopbackSession:
     transport: LoopbackTransport
 
     def commit(self, ok: bool) -> bool:
-        """The vote of the island's only rank."""
+        """Returns the vote of the island's only rank."""
         return ok
 
 
@@ -208,6 +208,7 @@ class LoopbackWan:
         self._hub.leave(self._island)
 
     def _hand_over(self, meeting: _Meeting, state: StateExchange, highest: int) -> None:
+        # The first of the highest, as every member computes it.
         source = next(island for island, count in meeting.counts.items() if count == highest)
         if self._island == source:
             meeting.state = state.serve()
@@ -221,5 +222,5 @@ class LoopbackWan:
             )
 
     def _swap_members(self, meeting: _Meeting) -> None:
-        """All entries are final when this returns."""
+        """Waits until all entries are final."""
         meeting.wait(self._hub.timeout_s)

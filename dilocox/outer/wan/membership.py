@@ -1,8 +1,8 @@
-"""Who is in: sessions on torchft's quorum, vote and healing. Level 2, sync thread only.
+"""Membership: sessions on torchft's quorum, vote and healing. Level 2, sync thread only.
 
 torchft decides membership; this module adds what it does not know: identity of the run, the info of each
 member in island order, and errors that all ranks of the island see alike. torchft's own step counter is set
-before every quorum from the one owner of position and shared state, and is never read.
+from `StateExchange.count` before every quorum, and is never read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dilocox.outer.wan.base import Member, State, StateExchange
 from dilocox.outer.wan.process_group import WanProcessGroup
 
 _MEMBER_BYTES = 2048
+"""Length of a member info on the wire: JSON, padded with blanks, so that receivers know it beforehand."""
 
 
 class TorchftTransport:
@@ -88,7 +89,7 @@ class TorchftWan:
         address: where this rank listens.
         island_id: id of this island.
         control: this island's ranks, over a group that only the sync thread uses.
-        identity: what islands must agree on, as field -> value.
+        identity: what all islands must agree on, as field -> value.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class TorchftWan:
     def _build_manager(
         self, settings: WanConfig, address: WanAddress, timeout: timedelta, replica_id: str
     ) -> Manager:
-        offset = 2 * self._island_id  # two islands that start on one host look at different ports first
+        # Two islands that start on one host look at different ports first.
+        offset = 2 * self._island_id
         self._store, host, port = _island_store(address, settings.port_range, self._control, offset=offset)
         is_first = self._control.rank == 0
         return Manager(
@@ -154,20 +156,23 @@ class TorchftWan:
         Raises:
             QuorumError: no quorum in time, on all ranks of this island alike.
             IdentityError: an island of another run or with equal id is there.
-            WanError: the state or the member infos did not get through.
+            WanError: the state or the member infos did not arrive.
         """
         self._handed_over = None
         if self._state is not None:
+            # torchft compares its step counter: a member with a lower one is sent a state.
             self._manager.load_state_dict({"step": self._state.count, "batches_committed": 0})
         self._agree_on_quorum(self._start_quorum())
         error: WanError | None = None
         try:
-            # Before the member infos are swapped: what was received stays, whatever happens next.
+            # Before anything else can fail: a received state stays received, and the member info must say so.
             member = self._agree_on_state(member)
+            # Only now, because healing reports its errors in the same place.
             self._check_connected()
             members, transport = self._swap_members(member)
         except WanError as problem:
             error = problem
+        # One rank without its peers would leave the others of the island waiting in the collective.
         num_failed = self._control.sum([float(error is not None)])[0]
         if num_failed:
             # All ranks vote no, and torchft builds a new group next time.
@@ -180,15 +185,15 @@ class TorchftWan:
         self._group.abort(errored=False)
 
     def shutdown(self) -> None:
-        """Leaves: no more heartbeats, and no session waits for this island any more."""
+        """Leaves: heartbeats end, and no session waits for this island any more."""
         self._manager.shutdown(wait=False)
 
     def _start_quorum(self) -> WanError | None:
         try:
             self._manager.start_quorum()
         except Exception as error:  # torchft raises what gRPC gave it; the kind of failure is its text
-            # torchft asks for the last quorum's result before it starts the next one: an old failure would
-            # be raised again for ever.
+            # torchft asks for the last quorum's result before it starts the next one: without this, the old
+            # failure would be raised again in every session.
             self._manager._quorum_future = None
             return QuorumError(f"no quorum from {self._lighthouse} within {self._wait_s:.0f} s: {error}")
         return None
@@ -197,20 +202,20 @@ class TorchftWan:
         """Raises on every rank of the island if one of them got no quorum."""
         num_failed = self._control.sum([float(error is not None)])[0]
         if num_failed:
-            # a rank without a quorum cannot vote; this is what a vote of no would have counted
+            # A rank without a quorum cannot vote; torchft would have counted its vote of no like this.
             self._manager._commit_failures += 1
             raise error or QuorumError(f"{num_failed:.0f} other rank(s) of this island got no quorum")
 
     def _check_connected(self) -> None:
-        """Raises what torchft met while it connected to the members or healed."""
+        """Raises the error that torchft met while it connected to the members or healed."""
         if (problem := self._manager.errored()) is not None:
             cause = problem.original_exception
             raise cause if isinstance(cause, WanError) else WanError(f"cannot connect to an island: {cause}")
 
     def _agree_on_state(self, member: Member) -> Member:
-        """Takes a state over if all ranks of the island have received their part; else none of them does.
+        """Takes over a received state if all ranks of the island have their part; else none of them does.
 
-        Returns: the member info, as that of an observer where a state was received.
+        Returns: the member info; of kind `observe` if a state was taken over.
         """
         received = float(self._handed_over is not None)
         num_received = self._control.sum([received])[0]
@@ -234,6 +239,7 @@ class TorchftWan:
         swap = TorchftTransport(self._group, order=range(size), me=me)
         received = swap.all_to_all([message] * size, [_MEMBER_BYTES] * size)
         infos = [Member(**json.loads(bytes(data.numpy()))) for data in received]
+        # Ranks of the group change from quorum to quorum; sums must be formed in an order that does not.
         order = sorted(range(size), key=lambda rank: infos[rank].island)
         members = [infos[rank] for rank in order]
         if len({member.island for member in members}) < size:
@@ -252,7 +258,7 @@ class TorchftWan:
 def _island_store(
     address: WanAddress, port_range: str | None, control: ControlGroup, *, offset: int
 ) -> tuple[TCPStore | None, str, int]:
-    """Rank 0 opens the island's store on the WAN address, where the other islands can reach it."""
+    """Opens the island's store on rank 0, at the WAN address, where the other islands can reach it."""
     store = None
     if control.rank == 0:
         store = TCPStore(
@@ -275,6 +281,6 @@ def serve_lighthouse(bind: str, *, min_islands: int, grace_s: float) -> Lighthou
         min_replicas=min_islands,
         join_timeout_ms=int(grace_s * 1000),
         quorum_tick_ms=100,
-        # ten missed heartbeats: data on a slow link may delay one, not ten
+        # Ten heartbeats: data on a slow link may delay one of them, not ten.
         heartbeat_timeout_ms=10_000,
     )

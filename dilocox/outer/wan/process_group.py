@@ -1,8 +1,8 @@
 """The WAN process group of one coordinate: torchft's reconfigurable gloo, on a chosen interface. Level 2.
 
-Three things are added to torchft's `ProcessGroupGloo`: it binds to the WAN interface instead of whatever
-the host name resolves to, it refuses islands of another run before connecting to them, and it can spread a
-message over several TCP connections a pair.
+Three things are added to torchft's `ProcessGroupGloo`: it binds to the WAN interface instead of the one that
+the host name resolves to, it refuses islands of another run before it connects to them, and it can spread a
+message over several TCP connections per pair of ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
 
     Args:
         interface: network interface that carries the WAN traffic.
-        streams: TCP connections a pair of ranks; a message is cut into that many parts.
-        identity: what all members must agree on, as field -> value; compared before any connection.
+        streams: TCP connections per pair of ranks; a message is split into that many parts.
+        identity: what all members must agree on, as field -> value; compared before connecting.
         timeout: longest wait of one operation.
     """
 
@@ -62,6 +62,7 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
             IdentityError: a member differs in a field of `identity`.
         """
         self.rank_in_quorum = rank
+        # First: with another run's ranks even connecting would hang or mix the groups.
         self._check_identity(store_addr, rank, world_size)
         super().configure(
             store_addr,
@@ -78,8 +79,8 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
         """Sends messages[k] to member k and returns recv_bytes[k] bytes from each; uint8, CPU, 1-D.
 
         All receives are posted before any send. Gloo announces a receive on the connection that carries the
-        data; announced behind a message, it would hold back the other direction until that message is
-        through, and the link would be used one way at a time.
+        data; announced behind a message, it would delay the other direction until that message has been sent,
+        and the link would be used one way at a time.
         """
         received = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in recv_bytes]
         streams = list(enumerate(self._streams))
@@ -100,14 +101,14 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
         return received
 
     def abort(self, errored: bool = True) -> None:
-        """Breaks off what is running; waiting operations fail at once."""
+        """Breaks off running operations: those that wait fail at once."""
         for group in self._streams:
             group.abort()
         self._streams = []
         super().abort(errored)
 
     def _part(self, message: Tensor, stream: int) -> Tensor:
-        """The part of a message that one stream carries; a view."""
+        """Returns the part of a message that one stream carries; a view."""
         first, last = (message.numel() * n // self._num_streams for n in (stream, stream + 1))
         return message[first:last]
 
@@ -135,13 +136,14 @@ class WanProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no
         """Compares identities by the store of this quorum, before any connection is made."""
         timeout = min(self._timeout, _LONGEST_IDENTITY_WAIT)
         store = PrefixStore("identity", create_store_client(store_addr, timeout=timeout))
+        # Every member writes before it reads, so none waits for another's comparison.
         store.set(str(rank), json.dumps(self._identity))
         for member in range(world_size):
             try:
                 theirs = json.loads(store.get(str(member)))
             except RuntimeError as error:  # DistStoreError
                 raise IdentityError(
-                    f"member {member} of the quorum did not say who it is in {timeout.seconds} s: "
+                    f"member {member} of the quorum did not identify itself in {timeout.seconds} s: "
                     "it has stopped, or it has fewer ranks"
                 ) from error
             for field, mine in self._identity.items():

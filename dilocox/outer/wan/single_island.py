@@ -33,7 +33,7 @@ class SingleIslandSession:
         self.transport = SingleIslandTransport()
 
     def commit(self, ok: bool) -> bool:
-        """The vote of an island without others."""
+        """Returns the vote of this island."""
         return ok
 
 

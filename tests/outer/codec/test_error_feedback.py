@@ -1,4 +1,4 @@
-"""Local error feedback: nothing is lost over rounds, nothing moves without a commit."""
+"""Local error feedback: nothing is lost over many syncs, nothing moves without a commit."""
 
 from __future__ import annotations
 

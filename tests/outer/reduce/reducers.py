@@ -47,7 +47,7 @@ class Islands:
         weights: Sequence[float] | None = None,
         commit: bool = True,
     ) -> list[MeanResult]:
-        """One sync; deltas by island. Returns: what each member came to; the means must have equal bits."""
+        """One sync; deltas by island. Returns: the result of each member; the means must have equal bits."""
         members = range(len(self.reducers)) if members is None else members
         weights = [1.0] * len(members) if weights is None else weights
         hub = LoopbackHub(0, timeout_s=30)

@@ -160,6 +160,13 @@ def test_a_restored_reducer_continues_with_equal_bits(codec):
         assert all(torch.equal(a, b) for a, b in zip(one.own_decoded, other.own_decoded, strict=True))
 
 
+def test_a_rank_that_owns_nothing_of_a_fragment_continues_from_its_state():
+    config = outer(codec="int4", error_feedback=True)
+    state = FragmentReducer(config, [], island=0).state_dict()
+    state.tensors.clear()  # a checkpoint has no kind without tensors
+    FragmentReducer(config, [], island=0).load_state_dict(state)
+
+
 def test_common_state_is_plain_and_layout_bound_state_alone_is_not_needed():
     config = outer(codec="low_rank", codec_rank=4, adaptive_rank=True, error_feedback=True)
     first, second = (Islands(2, config, whole_shards(SHAPES)) for _ in range(2))

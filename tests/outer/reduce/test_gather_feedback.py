@@ -16,7 +16,6 @@ from tests.outer.codec.building import build_codec, rows
 from tests.outer.wan.islands import member_of, run_islands
 
 SIZES = [1, 65, 4095, 300]
-CONSTANT = {k: [list(range(k))] * 20 for k in (1, 2, 3, 5)}
 CHANGING = [
     *[[0, 1, 2, 3, 4]] * 4,
     *[[0, 1, 3]] * 3,  # two leave: what they held is gone, what the others hold is not

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.outer.sync.roles import Role, deal_roles
+from dilocox.outer.sync.roles import Role, assign_roles
 from dilocox.outer.wan.base import Member
 
 SYNC = Member(0, "sync", "run", "print", num_contributions=6, outer_step=3, fragment=1, anchor_hash="a")
@@ -18,7 +18,7 @@ def members(*changes):
 
 def roles_of(*changes):
     infos = members(*changes)
-    roles = deal_roles(infos)
+    roles = assign_roles(infos)
     return [roles.of(member.island) for member in infos], roles
 
 
@@ -51,11 +51,11 @@ def test_roles(changes, wanted):
 
 def test_only_contributors_have_a_weight():
     infos = members({"weight": 2.0}, {"weight": 3.0, "anchor_hash": "b"}, {"weight": 4.0})
-    assert deal_roles(infos).weights(infos) == [2.0, 0.0, 4.0]
+    assert assign_roles(infos).weights(infos) == [2.0, 0.0, 4.0]
 
 
 def test_without_a_pseudo_gradient_there_are_no_roles():
-    assert deal_roles(members({"kind": "join"}, {"kind": "observe"})) is None
+    assert assign_roles(members({"kind": "join"}, {"kind": "observe"})) is None
 
 
 @given(
@@ -77,7 +77,7 @@ def test_somebody_contributes_and_all_contributors_agree(infos):
         Member(i, kind, "run", "print", num_contributions=n, outer_step=s, fragment=f, anchor_hash=h)
         for i, (kind, n, s, f, h) in enumerate(infos)
     ]
-    roles = deal_roles(found)
+    roles = assign_roles(found)
     if roles is None:
         assert all(member.kind != "sync" for member in found)
         return

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def member_of(island: int, *, weight: float = 1.0, outer_step: int = 0) -> Member:
-    """What an island says when nothing but its id and weight matter."""
+    """A member info of which only id and weight matter."""
     return Member(island, "sync", "run", "f", outer_step=outer_step, inner_step=outer_step, weight=weight)
 
 
