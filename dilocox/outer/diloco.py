@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dilocox.config.schema import OuterConfig
 from dilocox.outer.fragment import Fragment
 from dilocox.outer.fragment_set import FragmentSet
 from dilocox.outer.landing import Landing
@@ -253,7 +252,7 @@ class DilocoLoop:
         """`eager`: the islands' own anchors become one, in fp32 and without a guard."""
         (fragment,) = self.fragments.all
         inner_step = self.position.inner_step
-        target = _Anchors(fragment, self.fragments.config, self._members.island)
+        target = _Anchors(fragment, island=self._members.island)
         request = SyncRequest(
             member=self._members.to_average_anchors(inner_step, fragment),
             payload=[anchor.clone() for anchor in fragment.anchor],
@@ -272,6 +271,6 @@ class DilocoLoop:
 class _Anchors:
     """The anchors of a fragment as what a sync averages: without codec and residual."""
 
-    def __init__(self, fragment: Fragment, config: OuterConfig, island: int) -> None:
+    def __init__(self, fragment: Fragment, *, island: int) -> None:
         self.shards = fragment.shards
         self.reducer = FragmentReducer.exact(fragment.shards, island=island)

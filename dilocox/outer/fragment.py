@@ -191,7 +191,9 @@ class Fragment:
         of them may not have had a sync yet. Zero is what a momentum or a difference starts from.
         """
         return [
-            by_name[shard.name] if shard.name in by_name else shard.tensor.new_zeros(shard.tensor.shape)
+            by_name[shard.name].to(shard.tensor.device)
+            if shard.name in by_name
+            else shard.tensor.new_zeros(shard.tensor.shape)
             for shard in self.shards
         ]
 

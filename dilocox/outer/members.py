@@ -13,6 +13,9 @@ from dilocox.outer.shared_state import SharedState
 from dilocox.outer.sync.request import PendingSync
 from dilocox.outer.wan.base import Member
 
+JOIN_DIGITS = 8
+"""Hex digits of each fragment's hash in the info of a joining island, which has room for 200 of them."""
+
 
 class MemberInfo:
     """Makes member infos.
@@ -37,6 +40,7 @@ class MemberInfo:
         self._fragments = fragments
         self._state = state
         self._control = control
+        self._join_hashes: str | None = None
 
     def to_join(self, inner_step: int) -> Member:
         """Asks to be let in, having done `inner_step` inner steps.
@@ -48,9 +52,8 @@ class MemberInfo:
         comparable = inner_step == 0 or self._fragments.anchors_are_shared
         hashes = ""
         if comparable and not self._state.is_received:
-            own = [hash_tensors(fragment.anchor) for fragment in self._fragments.all]
-            ranks = [text.split(",") for text in self._control.gather(",".join(own))]
-            hashes = ",".join(combine(of_fragment) for of_fragment in zip(*ranks, strict=True))
+            # Anchors stay as they are until this island is in, so they are hashed for the first session only.
+            self._join_hashes = hashes = self._join_hashes or self._hash_fragments()
         return replace(
             self._identity,
             kind="join",
@@ -60,6 +63,11 @@ class MemberInfo:
             num_tokens=self._fragments.total_tokens,
             anchor_hash=hashes,
         )
+
+    def _hash_fragments(self) -> str:
+        own = [hash_tensors(fragment.anchor) for fragment in self._fragments.all]
+        ranks = [text.split(",") for text in self._control.gather(",".join(own))]
+        return ",".join(combine(of_fragment)[:JOIN_DIGITS] for of_fragment in zip(*ranks, strict=True))
 
     def to_sync(self, pending: PendingSync, fragment: Fragment) -> Member:
         """Returns the info for a sync. An island that has trained nothing since its last one abstains."""

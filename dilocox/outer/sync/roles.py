@@ -68,7 +68,7 @@ def assign_roles(members: Sequence[Member]) -> Roles | None:
     leader = min(right, key=lambda member: member.island)
     others = [member for member in candidates if member not in right]
     # A joining island that has received no state is not behind; its anchors may differ all the same.
-    others += [m for m in members if m.kind == "join" and _hash_of(m, leader) != leader.anchor_hash]
+    others += [m for m in members if m.kind == "join" and not _may_fit(m, leader)]
     return Roles(
         leader=leader,
         contributors=frozenset(member.island for member in right),
@@ -88,7 +88,11 @@ def largest_group(members: Sequence[Member]) -> list[Member]:
     return max(groups.values(), key=rank)
 
 
-def _hash_of(joining: Member, leader: Member) -> str:
-    """Returns the hash for the leader's fragment; a joining island sends those of all fragments."""
+def _may_fit(joining: Member, leader: Member) -> bool:
+    """Whether a joining island's anchor is the leader's, as far as the digits that it has sent say.
+
+    It sends the first digits for all fragments, separated by commas; none if there is nothing to compare.
+    """
     hashes = joining.anchor_hash.split(",")
-    return hashes[leader.fragment] if leader.fragment < len(hashes) else ""
+    digits = hashes[leader.fragment] if leader.fragment < len(hashes) else ""
+    return leader.anchor_hash.startswith(digits)
