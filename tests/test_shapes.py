@@ -47,6 +47,7 @@ def built_shapes(rank, config):
     return island.coordinate.pp, shapes
 
 
+@pytest.mark.heavy
 def test_wide_heads_equal_what_megatron_builds():
     """The one model that no other test builds: each build compares its shapes (`inner.model.check_built`)."""
     config = config_of(MODELS["wide-heads"], 2, 2)

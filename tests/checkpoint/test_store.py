@@ -116,7 +116,12 @@ def _resuming(rank, config, folder):
     return resumed
 
 
-@pytest.mark.parametrize("case", CASES)
+FOUR_RANKS = [case for case in CASES if make_config(**CASES[case]).parallel.ranks_per_island == 4]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.heavy) if c in FOUR_RANKS else c for c in CASES]
+)
 def test_resuming_equals_never_having_stopped(case, tmp_path):
     config = make_config(**CASES[case])
     world_size = config.parallel.ranks_per_island

@@ -52,6 +52,7 @@ def test_a_bad_line_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_half_way_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "a.jsonl"
