@@ -111,8 +111,9 @@ def test_one_fragment_is_the_same_whatever_the_pipeline_stages(tmp_path):
 
 
 def test_pipeline_stages_make_other_fragments_and_nothing_is_lost(tmp_path):
-    """The sync in flight is measured again; the run says so, and its losses stay near."""
+    """The sync in flight is measured again, and the run says so."""
     for _, events, losses, whole, _ in run_and_continue(tmp_path, ["PP2"], OUTER):
         assert events.count("discard") == 1
         assert losses[STOP + 1] == pytest.approx(whole[STOP + 1], abs=1e-5)
-        assert losses[END] == pytest.approx(whole[END], abs=0.05)
+        # The anchor that step 22 would have taken comes one launch later, so the losses after it are others.
+        assert losses[END] == pytest.approx(whole[END], abs=0.3)
